@@ -1,0 +1,1 @@
+//! Safe Rust API over the pinned, patched llama.cpp.

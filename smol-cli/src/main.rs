@@ -1,0 +1,2 @@
+//! `smol`: the command line of smolmaxxing.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Engines of smolmaxxing that need no llama.cpp: machine probes and I/O.

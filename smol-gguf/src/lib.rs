@@ -1,0 +1,1 @@
+//! Reads, checks, writes and rewrites GGUF files, without C.

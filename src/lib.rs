@@ -1,0 +1,2 @@
+//! Facade of smolmaxxing.
+pub use llama_rs::*;
