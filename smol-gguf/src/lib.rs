@@ -1,1 +1,33 @@
 //! Reads, checks, writes and rewrites GGUF files, without C.
+
+#![deny(unsafe_code)]
+
+mod atomic_file;
+mod byte_string;
+mod error;
+mod metadata;
+mod tensor_info;
+mod tensor_type;
+mod value;
+mod writer;
+
+pub use byte_string::{ByteString, StringArray};
+pub use error::{Error, ErrorKind, Result};
+pub use metadata::Metadata;
+pub use tensor_info::TensorInfo;
+pub use tensor_type::TensorType;
+pub use value::{Array, Value, ValueType};
+pub use writer::{DataWriter, TensorWriter, Writer};
+
+/// The first bytes of a file.
+pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
+/// The version that is written; 2 has the same layout.
+pub(crate) const VERSION: u32 = 3;
+/// The key that sets the alignment of tensor data.
+pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
+/// The alignment of tensor data without that key, in bytes.
+pub const DEFAULT_ALIGNMENT: u64 = 32;
+/// The largest number of dimensions of a tensor.
+pub const MAX_DIMS: usize = 4;
+/// The largest length of a tensor's name in bytes.
+pub const MAX_NAME_BYTES: usize = 63;

@@ -1,0 +1,232 @@
+//! Errors: what is wrong, where, and what would be right.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::TensorType;
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error with the file it concerns.
+///
+/// Shown on one line: the file's name where it is known, then the [`ErrorKind`].
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    path: Option<PathBuf>,
+    kind: ErrorKind,
+}
+
+impl Error {
+    /// Returns what is wrong.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// Returns the file the error concerns, where it is known.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.path.as_deref()
+    }
+
+    /// Gives up the wrapper.
+    pub fn into_kind(self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Names the file unless one is named already.
+    pub(crate) fn at(mut self, path: impl Into<PathBuf>) -> Self {
+        self.0.path.get_or_insert_with(|| path.into());
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = self.path() {
+            write!(f, "{}: ", OneLine(&path.to_string_lossy()))?;
+        }
+        self.0.kind.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.0.kind)
+    }
+}
+
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Self {
+        Self(Box::new(Inner { path: None, kind }))
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        // An error that went through `io::Write` or `io::Read` comes back as itself.
+        match error.downcast::<Error>() {
+            Ok(inner) => inner,
+            Err(error) => ErrorKind::Io(error).into(),
+        }
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        match *error.0 {
+            Inner { path: None, kind: ErrorKind::Io(error) } => error,
+            inner => std::io::Error::other(Error(Box::new(inner))),
+        }
+    }
+}
+
+/// Text from a file, fit for one line of an error message: control characters are escaped and
+/// long text is cut.
+pub(crate) struct OneLine<'a>(pub &'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MAX_CHARS: usize = 200;
+        for (i, c) in self.0.chars().enumerate() {
+            if i == MAX_CHARS {
+                return f.write_str("...");
+            }
+            if c.is_control() { write!(f, "{}", c.escape_debug())? } else { write!(f, "{c}")? }
+        }
+        Ok(())
+    }
+}
+
+/// What can be wrong with a file, or with the use of a writer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the fields are named in the messages
+pub enum ErrorKind {
+    // ---- reading
+    /// Reading or writing failed.
+    #[error("{0}")]
+    Io(#[source] std::io::Error),
+    /// The file has no bytes.
+    #[error("the file is empty")]
+    Empty,
+    /// The file is of another format.
+    #[error("not a GGUF file: {found}")]
+    NotGguf { found: String },
+    /// The file was written for machines of the other byte order.
+    #[error(
+        "the file is big-endian (version bytes {version:#010x}); convert it to little-endian first"
+    )]
+    BigEndian { version: u32 },
+    /// The version of the format isn't supported.
+    #[error("GGUF version {found} is not supported, only 2 and 3 are")]
+    Version { found: u32 },
+    /// The file ends before the header does.
+    #[error("truncated: the file ends inside {what}, at least {missing} bytes are missing")]
+    HeaderTruncated { what: String, missing: u64 },
+    /// A count in the header is more than the rest of the file can hold.
+    #[error("{what} is {found}, allowed are 0 to {max} in a file of this size")]
+    Count { what: &'static str, found: u64, max: u64 },
+    /// A key has no characters.
+    #[error("metadata key number {index} is empty")]
+    EmptyKey { index: u64 },
+    /// A key comes twice.
+    #[error("duplicate metadata key `{}`", OneLine(key))]
+    DuplicateKey { key: String },
+    /// A key or tensor name isn't UTF-8.
+    #[error("{what} is not valid UTF-8: `{}`", OneLine(text))]
+    NotUtf8 { what: String, text: String },
+    /// A string or array is longer than the rest of the file.
+    #[error("{what} has length {found}, allowed are 0 to {max}")]
+    Length { what: String, found: u64, max: u64 },
+    /// The type number of a value doesn't exist.
+    #[error("metadata key `{}` has value type {found}, allowed are 0 to 12", OneLine(key))]
+    ValueType { key: String, found: u32 },
+    /// An array of arrays, which llama.cpp doesn't read.
+    #[error("metadata key `{}` is an array of arrays, which is not supported", OneLine(key))]
+    NestedArray { key: String },
+    /// The element type of an array doesn't exist.
+    #[error(
+        "metadata key `{}` is an array of type {found}, allowed are 0 to 8 and 10 to 12",
+        OneLine(key)
+    )]
+    ArrayType { key: String, found: u32 },
+    /// `general.alignment` can't be used.
+    #[error("`general.alignment` is {found}, allowed are powers of two of type u32")]
+    Alignment { found: String },
+    /// A tensor's name is too long for ggml.
+    #[error("tensor name `{}` has {len} bytes, allowed are 0 to 63", OneLine(name))]
+    TensorNameLength { name: String, len: u64 },
+    /// A tensor comes twice.
+    #[error("duplicate tensor `{}`", OneLine(tensor))]
+    DuplicateTensor { tensor: String },
+    /// A tensor has too many dimensions.
+    #[error("tensor `{}` has {found} dimensions, allowed are 0 to 4", OneLine(tensor))]
+    TensorDims { tensor: String, found: u64 },
+    /// A tensor's size doesn't fit 63 bits.
+    #[error("tensor `{}` of shape {shape:?} is too large", OneLine(tensor))]
+    TensorTooLarge { tensor: String, shape: Vec<u64> },
+    /// A tensor's type number doesn't exist.
+    #[error("tensor `{}` has type {found}, which is unknown; allowed are 0 to 43", OneLine(tensor))]
+    TensorType { tensor: String, found: u32 },
+    /// A tensor's type was removed from the format.
+    #[error(
+        "tensor `{}` has type {found} ({name}), which was removed from the format; quantize the model again",
+        OneLine(tensor)
+    )]
+    RemovedTensorType { tensor: String, found: u32, name: &'static str },
+    /// A tensor's row isn't a whole number of blocks.
+    #[error(
+        "tensor `{}` of type {ty} has rows of {found} elements, allowed is a multiple of {block}",
+        OneLine(tensor)
+    )]
+    TensorRow { tensor: String, ty: TensorType, found: u64, block: u64 },
+    /// The data of a tensor isn't all in the file.
+    #[error(
+        "truncated: the data of tensor `{}` ends at byte {end}, the file has {file_len}: {missing} bytes are missing",
+        OneLine(tensor)
+    )]
+    DataTruncated { tensor: String, end: u64, file_len: u64, missing: u64 },
+    /// The data was asked for as a slice but the file isn't in memory.
+    #[error("tensor `{}` is not in memory; read it with `read_data`", OneLine(tensor))]
+    NotMapped { tensor: String },
+    /// There is no such tensor.
+    #[error("no tensor `{}` in the file", OneLine(tensor))]
+    NoSuchTensor { tensor: String },
+
+    // ---- writing
+    /// Tensor data came in another order than declared.
+    #[error("tensor data out of order: expected {expected}, got `{}`", OneLine(found))]
+    WriteOrder { expected: String, found: String },
+    /// Tensor data has another size than declared.
+    #[error(
+        "tensor `{}` was declared with {expected} bytes of data, got {found}",
+        OneLine(tensor)
+    )]
+    WriteSize { tensor: String, expected: u64, found: u64 },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_stay_on_one_line() {
+        let error = Error::from(ErrorKind::DuplicateKey { key: "a\nb\u{1b}[0m".into() })
+            .at("dir/model\n.gguf");
+        let text = error.to_string();
+        assert_eq!(text, r"dir/model\n.gguf: duplicate metadata key `a\nb\u{1b}[0m`");
+        let long = Error::from(ErrorKind::DuplicateKey { key: "k".repeat(100_000) });
+        assert!(long.to_string().len() < 300);
+    }
+
+    #[test]
+    fn errors_survive_a_trip_through_io() {
+        let error = Error::from(ErrorKind::Empty).at("m.gguf");
+        let back = Error::from(std::io::Error::from(error));
+        assert!(matches!(back.kind(), ErrorKind::Empty));
+        assert_eq!(back.path(), Some(Path::new("m.gguf")));
+    }
+}
