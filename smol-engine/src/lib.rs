@@ -1,1 +1,15 @@
 //! Engines of smolmaxxing that need no llama.cpp: machine probes and I/O.
+//!
+//! - [`machine`] tells what the running machine offers: cores by speed class, CPU limits,
+//!   memory and its limits, and what this process has used so far. Everything that the
+//!   system does not tell is `None`, never a guess.
+//! - [`io`] reads files past the page cache ([`io::DirectFile`]) and measures how fast
+//!   that is ([`io::measure_read_speed`]).
+//!
+//! ```
+//! let machine = smol_engine::machine::Machine::probe();
+//! assert!(machine.cpu.default_threads() >= 1);
+//! ```
+
+pub mod io;
+pub mod machine;

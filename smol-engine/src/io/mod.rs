@@ -1,0 +1,15 @@
+//! Reading files past the page cache, and measuring how fast that is.
+//!
+//! A model that is larger than memory must not go through the page cache: its pages would
+//! push out what is needed again, and the kernel's read-ahead fetches bytes that nobody asked
+//! for.
+
+mod aligned;
+mod direct;
+mod error;
+mod speed;
+
+pub use aligned::AlignedBuf;
+pub use direct::{DirectFile, Mode};
+pub use error::{Error, Result};
+pub use speed::{ReadSpeed, measure_read_speed};

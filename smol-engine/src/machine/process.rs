@@ -1,0 +1,57 @@
+//! What this process has used so far.
+
+/// Returns the largest resident set that this process has had, in bytes.
+pub fn peak_rss() -> Option<u64> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    return super::memory::kib_field(&read("/proc/self/status")?, "VmHWM");
+    #[cfg(target_vendor = "apple")]
+    return super::apple::peak_rss();
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+    return None;
+}
+
+/// Returns the bytes that this process has had read from disk: page cache hits are not
+/// counted, page faults on mapped files and their read-ahead are.
+pub fn bytes_read_from_disk() -> Option<u64> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    return read_bytes(&read("/proc/self/io")?);
+    #[cfg(target_vendor = "apple")]
+    return super::apple::bytes_read_from_disk();
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+    return None;
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn read(path: &str) -> Option<String> {
+    use super::files::{Files as _, Os};
+    Os.read(path)
+}
+
+/// Parses `read_bytes` of `/proc/self/io`.
+#[cfg(any(target_os = "linux", target_os = "android", test))]
+fn read_bytes(io: &str) -> Option<u64> {
+    io.lines().find_map(|line| line.strip_prefix("read_bytes:")?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_disk_reads_only() {
+        let io = "rchar: 8299\nwchar: 1323\nsyscr: 12\nread_bytes: 4096\nwrite_bytes: 0\n";
+        assert_eq!(read_bytes(io), Some(4096));
+        assert_eq!(read_bytes("rchar: 1\n"), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    #[cfg_attr(miri, ignore = "reads /proc")]
+    fn peak_grows_with_touched_memory() {
+        let before = peak_rss().unwrap();
+        let block = vec![1u8; 64 << 20];
+        let sum: u64 = block.iter().step_by(4096).map(|&byte| u64::from(byte)).sum();
+        assert_eq!(sum, 64 << 8);
+        assert!(peak_rss().unwrap() >= before.max(64 << 20));
+    }
+}
