@@ -115,15 +115,20 @@ impl StringArray {
         Self::default()
     }
 
-    /// Creates an empty list with room for `len` strings.
-    pub(crate) fn with_capacity(len: usize) -> Self {
-        Self { bytes: Vec::new(), ends: Vec::with_capacity(len) }
-    }
-
     /// Appends a string.
     pub fn push(&mut self, s: impl AsRef<[u8]>) {
         self.bytes.extend_from_slice(s.as_ref());
         self.ends.push(self.bytes.len());
+    }
+
+    /// Appends a string that `write` appends to the bytes.
+    pub(crate) fn push_with<E>(
+        &mut self,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        write(&mut self.bytes)?;
+        self.ends.push(self.bytes.len());
+        Ok(())
     }
 
     /// Returns the number of strings.

@@ -189,9 +189,9 @@ pub enum ErrorKind {
         OneLine(tensor)
     )]
     DataTruncated { tensor: String, end: u64, file_len: u64, missing: u64 },
-    /// The data was asked for as a slice but the file isn't in memory.
-    #[error("tensor `{}` is not in memory; read it with `read_data`", OneLine(tensor))]
-    NotMapped { tensor: String },
+    /// Data was asked for but only the header was read.
+    #[error("the data of tensor `{}` is out of reach: only the header was read", OneLine(tensor))]
+    HeaderOnly { tensor: String },
     /// There is no such tensor.
     #[error("no tensor `{}` in the file", OneLine(tensor))]
     NoSuchTensor { tensor: String },
@@ -201,10 +201,7 @@ pub enum ErrorKind {
     #[error("tensor data out of order: expected {expected}, got `{}`", OneLine(found))]
     WriteOrder { expected: String, found: String },
     /// Tensor data has another size than declared.
-    #[error(
-        "tensor `{}` was declared with {expected} bytes of data, got {found}",
-        OneLine(tensor)
-    )]
+    #[error("tensor `{}` was declared with {expected} bytes of data, got {found}", OneLine(tensor))]
     WriteSize { tensor: String, expected: u64, found: u64 },
 }
 

@@ -5,7 +5,12 @@
 mod atomic_file;
 mod byte_string;
 mod error;
+mod foreign;
+mod gguf;
+mod header;
+mod mapped;
 mod metadata;
+mod source;
 mod tensor_info;
 mod tensor_type;
 mod value;
@@ -13,6 +18,7 @@ mod writer;
 
 pub use byte_string::{ByteString, StringArray};
 pub use error::{Error, ErrorKind, Result};
+pub use gguf::{Gguf, TensorReader};
 pub use metadata::Metadata;
 pub use tensor_info::TensorInfo;
 pub use tensor_type::TensorType;

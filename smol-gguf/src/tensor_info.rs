@@ -49,9 +49,10 @@ impl TensorInfo {
         };
         // A zero anywhere makes the product zero, but the others must still be representable.
         let product = |first: u64| {
-            dims[1..].iter().try_fold(first, |n, &d| n.checked_mul(d.max(1))).filter(|&n| {
-                i64::try_from(n).is_ok()
-            })
+            dims[1..]
+                .iter()
+                .try_fold(first, |n, &d| n.checked_mul(d.max(1)))
+                .filter(|&n| i64::try_from(n).is_ok())
         };
         let (Some(_), Some(n_bytes)) = (product(dims[0]), product(row_bytes)) else {
             return Err(overflow(&name, shape));

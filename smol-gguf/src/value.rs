@@ -418,6 +418,9 @@ mod tests {
         assert_eq!(array.get(1), Some(Value::from("bc")));
         assert_eq!(array.get(2), None);
         assert_eq!(Value::from(vec![1u32, 2]).to_string(), "[u32; 2]");
-        assert_eq!(Array::from(vec![1i8, -2]).iter().collect::<Vec<_>>(), [1i8.into(), (-2i8).into()]);
+        assert_eq!(
+            Array::from(vec![1i8, -2]).iter().collect::<Vec<_>>(),
+            [1i8.into(), (-2i8).into()]
+        );
     }
 }

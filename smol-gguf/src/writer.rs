@@ -199,9 +199,7 @@ pub(crate) fn alignment(metadata: &Metadata) -> Result<u64> {
     match metadata.get(ALIGNMENT_KEY) {
         None => Ok(DEFAULT_ALIGNMENT),
         Some(&Value::U32(v)) if v.is_power_of_two() => Ok(v.into()),
-        Some(v) => {
-            Err(ErrorKind::Alignment { found: format!("{v} of type {}", v.ty()) }.into())
-        }
+        Some(v) => Err(ErrorKind::Alignment { found: format!("{v} of type {}", v.ty()) }.into()),
     }
 }
 
@@ -264,8 +262,9 @@ impl<W: Write> DataWriter<W> {
         // One byte more than expected shows data that is too long.
         let copied = io::copy(&mut data.take(expected.saturating_add(1)), &mut sink)?;
         if copied != expected {
-            return Err(ErrorKind::WriteSize { tensor: name.to_owned(), expected, found: copied }
-                .into());
+            return Err(
+                ErrorKind::WriteSize { tensor: name.to_owned(), expected, found: copied }.into()
+            );
         }
         sink.finish()
     }

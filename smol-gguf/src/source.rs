@@ -1,0 +1,111 @@
+//! Where the bytes of a file come from.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use crate::mapped::MappedFile;
+
+/// A file's bytes: in memory, mapped, read on demand, or out of reach.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Bytes(Arc<[u8]>),
+    Mapped(Arc<MappedFile>),
+    File(Arc<PositionedFile>),
+    HeaderOnly,
+}
+
+impl Source {
+    /// Returns the bytes from `start` on as a slice, if they are in memory.
+    pub(crate) fn slice(&self, start: u64, len: u64) -> Option<&[u8]> {
+        let all: &[u8] = match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Mapped(map) => map,
+            Self::File(_) | Self::HeaderOnly => return None,
+        };
+        let start = usize::try_from(start).ok()?;
+        all.get(start..)?.get(..usize::try_from(len).ok()?)
+    }
+
+    /// Fills `buf` from the bytes at `start`.
+    pub(crate) fn read_exact_at(&self, buf: &mut [u8], start: u64) -> io::Result<()> {
+        if let Self::File(file) = self {
+            return file.read_exact_at(buf, start);
+        }
+        let bytes = self
+            .slice(start, buf.len() as u64)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+        buf.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Returns bytes as a slice where they are in memory, as a copy otherwise.
+    pub(crate) fn bytes(&self, start: u64, len: u64) -> io::Result<Cow<'_, [u8]>> {
+        if let Some(slice) = self.slice(start, len) {
+            return Ok(Cow::Borrowed(slice));
+        }
+        let len = usize::try_from(len).map_err(io::Error::other)?;
+        let mut buf = Vec::new();
+        buf.try_reserve_exact(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        buf.resize(len, 0);
+        self.read_exact_at(&mut buf, start)?;
+        Ok(Cow::Owned(buf))
+    }
+}
+
+/// A file that several readers use at once, each at its own position.
+#[derive(Debug)]
+pub(crate) struct PositionedFile {
+    #[cfg(any(unix, windows))]
+    file: File,
+    #[cfg(not(any(unix, windows)))]
+    file: std::sync::Mutex<File>,
+}
+
+impl PositionedFile {
+    #[cfg(unix)]
+    pub(crate) fn new(file: File) -> Self {
+        Self { file }
+    }
+
+    #[cfg(unix)]
+    fn read_exact_at(&self, buf: &mut [u8], start: u64) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, buf, start)
+    }
+
+    #[cfg(windows)]
+    pub(crate) fn new(file: File) -> Self {
+        Self { file }
+    }
+
+    #[cfg(windows)]
+    fn read_exact_at(&self, mut buf: &mut [u8], mut start: u64) -> io::Result<()> {
+        use std::os::windows::fs::FileExt;
+        while !buf.is_empty() {
+            match self.file.seek_read(buf, start) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => {
+                    buf = &mut buf[n..];
+                    start += n as u64;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    #[cfg(not(any(unix, windows)))]
+    pub(crate) fn new(file: File) -> Self {
+        Self { file: std::sync::Mutex::new(file) }
+    }
+
+    #[cfg(not(any(unix, windows)))]
+    fn read_exact_at(&self, buf: &mut [u8], start: u64) -> io::Result<()> {
+        use std::io::{Read, Seek, SeekFrom};
+        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        file.seek(SeekFrom::Start(start))?;
+        file.read_exact(buf)
+    }
+}
