@@ -2,7 +2,11 @@
 
 mod cancel;
 mod error;
+pub mod grammar;
 pub mod log;
+pub mod loops;
+pub mod sampler;
+pub mod text;
 mod token;
 
 pub use cancel::CancelToken;
