@@ -100,6 +100,44 @@ impl fmt::Display for OneLine<'_> {
     }
 }
 
+/// File names for a message, without their folders.
+struct Names<'a>(&'a [PathBuf]);
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MAX_NAMES: usize = 20;
+        for (i, path) in self.0.iter().enumerate() {
+            if i == MAX_NAMES {
+                return write!(f, " and {} more", self.0.len() - MAX_NAMES);
+            }
+            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+            write!(f, "{}{}", if i == 0 { "" } else { ", " }, OneLine(&name))?;
+        }
+        Ok(())
+    }
+}
+
+/// A token for a message.
+struct Quoted<'a>(&'a [u8]);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", OneLine(&String::from_utf8_lossy(self.0)))
+    }
+}
+
+/// A number that may be missing.
+struct Found<'a>(&'a Option<u32>);
+
+impl fmt::Display for Found<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(n) => n.fmt(f),
+            None => f.write_str("missing"),
+        }
+    }
+}
+
 /// What can be wrong with a file, or with the use of a writer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -195,6 +233,80 @@ pub enum ErrorKind {
     /// There is no such tensor.
     #[error("no tensor `{}` in the file", OneLine(tensor))]
     NoSuchTensor { tensor: String },
+
+    // ---- split models
+    /// Files of a split model are missing.
+    #[error("{} of {count} files of this model are missing: {}", missing.len(), Names(missing))]
+    MissingShards { count: u32, missing: Vec<PathBuf> },
+    /// The name of a file of a split model doesn't follow the convention.
+    #[error(
+        "the file is one of {count} of a split model, its name must end in `-00001-of-{count:05}.gguf` or the like"
+    )]
+    ShardName { count: u32 },
+    /// A file of a split model has another place than its name says.
+    #[error("`split.no` is {}, by the file's name it must be {expected}", Found(found))]
+    ShardPlace { found: Option<u32>, expected: u32 },
+    /// The files of a split model have more or fewer tensors than announced.
+    #[error("the files of this model have {found} tensors, `split.tensors.count` says {expected}")]
+    ShardTensors { found: u64, expected: i64 },
+    /// A model would be split into too many files.
+    #[error("the model would be split into {found} files, allowed are 1 to 65535")]
+    ShardCount { found: u64 },
+
+    // ---- values
+    /// A key has another type than llama.cpp reads.
+    #[error("`{}` is of type {found}, allowed is {expected}", OneLine(key))]
+    KeyType { key: String, found: &'static str, expected: &'static str },
+    /// A key that llama.cpp needs isn't there.
+    #[error("metadata key `{}` is missing", OneLine(key))]
+    MissingKey { key: String },
+    /// A value is out of range.
+    #[error("`{}` is {}, allowed is {allowed}", OneLine(key), OneLine(found))]
+    KeyRange { key: String, found: String, allowed: String },
+    /// An array is too short or too long.
+    #[error("`{}` has {found} elements, allowed is {allowed}", OneLine(key))]
+    ArrayLength { key: String, found: u64, allowed: String },
+    /// Two tokens are the same.
+    #[error(
+        "token {} has two ids, {first} and {second}, in `tokenizer.ggml.tokens`",
+        Quoted(token)
+    )]
+    DuplicateToken { token: Vec<u8>, first: u64, second: u64 },
+    /// The file is no language model, such as an image encoder or an adapter.
+    #[error("the file is not a language model: `{}` is `{}`", OneLine(key), OneLine(found))]
+    NotLanguageModel { key: String, found: String },
+    /// The chat template can't be read.
+    #[error("`{}` has an unclosed `{open}` at byte {at}", OneLine(key))]
+    ChatTemplate { key: String, open: &'static str, at: u64 },
+
+    // ---- tensor data
+    /// A tensor's data isn't where the sizes of those before it put it.
+    #[error(
+        "tensor `{}` starts at offset {found} of the data, allowed is {expected}, where the one before it ends",
+        OneLine(tensor)
+    )]
+    TensorOffset { tensor: String, found: u64, expected: u64 },
+    /// A tensor has no elements.
+    #[error(
+        "tensor `{}` of shape {shape:?} has a dimension of 0, allowed are 1 and more",
+        OneLine(tensor)
+    )]
+    ZeroDimension { tensor: String, shape: Vec<u64> },
+    /// A tensor's type isn't computed with by llama.cpp at this place.
+    #[error("tensor `{}` has type {found}, allowed is {allowed}", OneLine(tensor))]
+    TensorUse { tensor: String, found: TensorType, allowed: &'static str },
+    /// A tensor contains NaN or infinity.
+    #[error(
+        "tensor `{}` is {found} at element {index}, allowed are finite values",
+        OneLine(tensor)
+    )]
+    NotFinite { tensor: String, found: f64, index: u64 },
+    /// The scale of a block is NaN or infinite.
+    #[error(
+        "tensor `{}` has the scale {found} in block {block}, allowed are finite values",
+        OneLine(tensor)
+    )]
+    ScaleNotFinite { tensor: String, found: f64, block: u64 },
 
     // ---- writing
     /// Tensor data came in another order than declared.
