@@ -1,2 +1,20 @@
 //! `smol`: the command line of smolmaxxing.
-fn main() {}
+
+mod cache;
+mod catalogue;
+mod cli;
+mod commands;
+mod failure;
+mod fetch;
+mod model;
+mod progress;
+mod units;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::run() {
+        Ok(code) => code,
+        Err(error) => failure::report(&error),
+    }
+}

@@ -1,0 +1,74 @@
+//! The command line's grammar, and the start of each command.
+
+use crate::cache::Cache;
+use crate::catalogue::Catalogue;
+use crate::commands::{completions, doctor, models, pull};
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Run the largest language model that a small device can hold.
+#[derive(Debug, Parser)]
+#[command(name = "smol", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    global: Global,
+}
+
+/// Options of all commands.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Global {
+    /// Folder for fetched models [default: smolmaxxing in the user's cache folder]
+    #[arg(long, global = true, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// List of known models to use instead of the built-in one
+    #[arg(long, global = true, value_name = "FILE")]
+    catalogue: Option<PathBuf>,
+}
+
+impl Global {
+    /// Returns the folder that models are kept in.
+    pub fn cache(&self) -> Result<Cache> {
+        Cache::new(self.cache.as_deref())
+    }
+
+    /// Returns the list of known models.
+    pub fn catalogue(&self) -> Result<Catalogue> {
+        Catalogue::load(self.catalogue.as_deref())
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Pull(pull::Args),
+    Models(models::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+}
+
+/// Reads the command line and runs the command.
+pub fn run() -> Result<ExitCode> {
+    // Help, version and usage errors print themselves and exit, the latter with code 2.
+    let Cli { command, global } = Cli::parse();
+    match command {
+        Command::Pull(args) => pull::run(&args, &global),
+        Command::Models(args) => models::run(&args, &global),
+        Command::Doctor(args) => doctor::run(&args, &global),
+        Command::Completions(args) => completions::run(&args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cli;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

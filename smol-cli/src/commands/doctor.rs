@@ -1,0 +1,258 @@
+//! `smol doctor`: what this machine offers, and what that is enough for.
+
+use crate::cache::Cache;
+use crate::catalogue::Catalogue;
+use crate::cli::Global;
+use crate::units::bytes;
+use anyhow::Result;
+use serde::Serialize;
+use smol_engine::io::{Mode, measure_read_speed};
+use smol_engine::machine::{Cluster, Cpu, Machine, Memory, cpu_features};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Tell about this machine: cores, memory, disk speed, and which models fit
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Time for measuring the disk.
+const DISK_BUDGET: Duration = Duration::from_secs(1);
+/// What a model needs beside its weights: program, context and work buffers of a small chat.
+const BESIDE_WEIGHTS: u64 = 128 << 20;
+
+#[derive(Serialize)]
+struct Report {
+    version: &'static str,
+    cpu: CpuReport,
+    memory: MemoryReport,
+    disk: DiskReport,
+    cache: PathBuf,
+    models: Vec<ModelReport>,
+}
+
+#[derive(Serialize)]
+struct CpuReport {
+    name: Option<String>,
+    logical: usize,
+    physical: usize,
+    big: Vec<usize>,
+    little: Vec<usize>,
+    clusters: Vec<ClusterReport>,
+    allowed: usize,
+    quota: Option<f64>,
+    default_threads: usize,
+    features: Vec<&'static str>,
+}
+
+#[derive(Serialize)]
+struct ClusterReport {
+    cpus: Vec<usize>,
+    capacity: Option<u32>,
+    max_mhz: Option<u64>,
+}
+
+/// Bytes.
+#[derive(Serialize)]
+struct MemoryReport {
+    total: Option<u64>,
+    available: Option<u64>,
+    cgroup_limit: Option<u64>,
+    address_space_limit: Option<u64>,
+    usable: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct DiskReport {
+    folder: PathBuf,
+    sequential_mb_s: Option<f64>,
+    random_mib_ms: Option<f64>,
+    /// Whether the page cache was passed by.
+    direct: Option<bool>,
+    /// Why it was not, or why nothing could be measured.
+    note: Option<String>,
+}
+
+#[derive(Serialize)]
+struct ModelReport {
+    name: String,
+    size: u64,
+    path: Option<PathBuf>,
+    /// Estimate of the memory it takes, in bytes.
+    needs: u64,
+    /// `null` where the usable memory is unknown.
+    fits: Option<bool>,
+}
+
+/// Examines the machine and prints the report.
+pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
+    let catalogue = global.catalogue()?;
+    let cache = global.cache()?;
+    let machine = Machine::probe();
+    let usable = machine.memory.usable();
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        cpu: cpu_report(&machine.cpu),
+        memory: memory_report(&machine.memory),
+        disk: disk_report(cache.folder()),
+        cache: cache.folder().to_owned(),
+        models: model_reports(&catalogue, &cache, usable),
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", text(&report))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn cpu_report(cpu: &Cpu) -> CpuReport {
+    let cluster = |cluster: Cluster| ClusterReport {
+        cpus: cluster.cpus,
+        capacity: cluster.capacity,
+        max_mhz: cluster.max_khz.map(|khz| khz / 1000),
+    };
+    CpuReport {
+        name: cpu.name.clone(),
+        logical: cpu.logical.len(),
+        physical: cpu.physical_cores(),
+        big: cpu.big().iter().map(|cpu| cpu.id).collect(),
+        little: cpu.little().iter().map(|cpu| cpu.id).collect(),
+        clusters: cpu.clusters().into_iter().map(cluster).collect(),
+        allowed: cpu.allowed().count(),
+        quota: cpu.quota,
+        default_threads: cpu.default_threads(),
+        features: cpu_features(),
+    }
+}
+
+fn memory_report(memory: &Memory) -> MemoryReport {
+    MemoryReport {
+        total: memory.total,
+        available: memory.available,
+        cgroup_limit: memory.cgroup_limit,
+        address_space_limit: memory.address_space_limit,
+        usable: memory.usable(),
+    }
+}
+
+/// Measures the disk of the cache folder, or of the nearest folder above it that exists.
+fn disk_report(cache: &Path) -> DiskReport {
+    let folder = cache.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+    let (speed, note) = match measure_read_speed(folder, DISK_BUDGET) {
+        Ok(speed) => {
+            let note = match &speed.mode {
+                Mode::Buffered { reason } => Some(reason.clone()),
+                _ => None,
+            };
+            (Some(speed), note)
+        }
+        Err(error) => (None, Some(format!("{:#}", anyhow::Error::new(error)))),
+    };
+    DiskReport {
+        folder: folder.to_owned(),
+        sequential_mb_s: speed.as_ref().map(|speed| round(speed.sequential_mb_s, 1)),
+        random_mib_ms: speed.as_ref().map(|speed| round(speed.random_ms, 3)),
+        direct: speed.as_ref().map(|speed| speed.mode == Mode::Direct),
+        note,
+    }
+}
+
+fn model_reports(catalogue: &Catalogue, cache: &Cache, usable: Option<u64>) -> Vec<ModelReport> {
+    catalogue
+        .models
+        .iter()
+        .map(|entry| {
+            let needs = entry.size + BESIDE_WEIGHTS;
+            ModelReport {
+                name: entry.name.clone(),
+                size: entry.size,
+                path: cache.find(entry),
+                needs,
+                fits: usable.map(|usable| needs <= usable),
+            }
+        })
+        .collect()
+}
+
+fn round(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
+}
+
+/// The report for people.
+fn text(report: &Report) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let mut line = |name: &str, value: &str| {
+        let _ = writeln!(text, "{name:16} {value}");
+    };
+    line("smol", report.version);
+    let cpu = &report.cpu;
+    line("cpu", cpu.name.as_deref().unwrap_or("unknown"));
+    line("cores", &format!("{} physical, {} logical CPUs", cpu.physical, cpu.logical));
+    if !cpu.little.is_empty() {
+        line("  big", &list(&cpu.big));
+        line("  little", &list(&cpu.little));
+    }
+    if cpu.allowed < cpu.logical {
+        line("  allowed", &format!("{} logical CPUs (affinity)", cpu.allowed));
+    }
+    if let Some(quota) = cpu.quota {
+        line("  quota", &format!("{quota:.2} CPUs (control group)"));
+    }
+    line("threads", &format!("{} by default", cpu.default_threads));
+    line("features", &cpu.features.join(" "));
+    let memory = &report.memory;
+    let known = |value: Option<u64>| value.map_or("unknown".to_owned(), bytes);
+    line("memory", &format!("{}, {} usable", known(memory.total), known(memory.usable)));
+    if let Some(limit) = memory.cgroup_limit {
+        line("  limit", &format!("{} (control group)", bytes(limit)));
+    }
+    if let Some(limit) = memory.address_space_limit {
+        line("  limit", &format!("{} (address space)", bytes(limit)));
+    }
+    line("disk", &report.disk.text());
+    line("models in", &report.cache.display().to_string());
+    for model in &report.models {
+        let state = if model.path.is_some() { "fetched" } else { "not fetched" };
+        let fit = match model.fits {
+            Some(true) => "fits".to_owned(),
+            Some(false) => format!("does not fit: needs about {}", bytes(model.needs)),
+            None => format!("needs about {}", bytes(model.needs)),
+        };
+        line("", &format!("{} ({}, {state}): {fit}", model.name, bytes(model.size)));
+    }
+    text
+}
+
+impl DiskReport {
+    fn text(&self) -> String {
+        let folder = self.folder.display();
+        match (self.sequential_mb_s, self.random_mib_ms) {
+            (Some(sequential), Some(random)) => {
+                let speed = format!(
+                    "{sequential:.0} MB/s in order, {random:.2} ms a random MiB ({folder})"
+                );
+                match &self.note {
+                    Some(note) => format!("{speed}; through the page cache: {note}"),
+                    None => speed,
+                }
+            }
+            _ => format!("not measured: {}", self.note.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
+fn list(cpus: &[usize]) -> String {
+    let cpus: Vec<_> = cpus.iter().map(ToString::to_string).collect();
+    format!("CPU {}", cpus.join(", "))
+}

@@ -1,0 +1,120 @@
+//! How `smol` fails: messages on standard error, what to do next, exit codes.
+
+use std::fmt;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+/// Exit code of a command that was used wrongly.
+const USAGE: u8 = 2;
+
+/// A failure with advice, and whose fault it is.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    advice: Option<String>,
+    code: u8,
+}
+
+impl Failure {
+    /// Something went wrong: exit code 1.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), advice: None, code: 1 }
+    }
+
+    /// The command was used wrongly: exit code 2.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { message: message.into(), advice: None, code: USAGE }
+    }
+
+    /// Says what to do next.
+    pub fn advice(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Tells the error on standard error and returns the exit code for it.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    if is_broken_pipe(error) {
+        // Whoever read our output has seen enough: `smol models | head -1`.
+        return ExitCode::SUCCESS;
+    }
+    // If standard error is gone too there is nobody left to tell.
+    let _ = write!(io::stderr().lock(), "{}", text(error));
+    ExitCode::from(failure(error).map_or(1, |failure| failure.code))
+}
+
+/// Prints a warning or a notice on standard error.
+pub fn notice(message: impl fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "smol: {message}");
+}
+
+/// The error, its causes a line each, and the advice.
+fn text(error: &anyhow::Error) -> String {
+    let mut text = format!("smol: error: {error}\n");
+    let mut last = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        // Some libraries repeat the cause in their own message.
+        if !last.contains(&cause) {
+            text += &format!("  cause: {}\n", cause.trim_end());
+        }
+        last = cause;
+    }
+    if let Some(advice) = failure(error).and_then(|failure| failure.advice.as_deref()) {
+        text += &format!("  help: {advice}\n");
+    }
+    text
+}
+
+fn failure(error: &anyhow::Error) -> Option<&Failure> {
+    error.downcast_ref::<Failure>().or_else(|| error.chain().find_map(|e| e.downcast_ref()))
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<io::Error>();
+        let json = cause.downcast_ref::<serde_json::Error>();
+        io.map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe)
+            || json.and_then(serde_json::Error::io_error_kind) == Some(io::ErrorKind::BrokenPipe)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    #[test]
+    fn chain_and_advice_a_line_each() {
+        let error = Err::<(), _>(io::Error::other("disk on fire"))
+            .context(Failure::usage("cannot read x.gguf").advice("put it out"))
+            .unwrap_err();
+        assert_eq!(
+            text(&error),
+            "smol: error: cannot read x.gguf\n  cause: disk on fire\n  help: put it out\n"
+        );
+        assert_eq!(failure(&error).unwrap().code, 2);
+    }
+
+    #[test]
+    fn repeated_causes_are_told_once() {
+        let error = anyhow::anyhow!("no space left").context("writing x: no space left");
+        assert_eq!(text(&error), "smol: error: writing x: no space left\n");
+    }
+
+    #[test]
+    fn broken_pipes_are_found_in_the_chain() {
+        let pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(is_broken_pipe(&anyhow::Error::new(pipe()).context("printing")));
+        assert!(is_broken_pipe(&anyhow::Error::new(serde_json::Error::io(pipe()))));
+        assert!(!is_broken_pipe(&anyhow::anyhow!("broken pipe")));
+    }
+}
