@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Writes vendor/files.sha256 for a llama.cpp tree: ci/pin-update.sh TREE
+set -euo pipefail
+tree=${1:?usage: ci/pin-update.sh TREE}
+out=$(cd "$(dirname "$0")/.." && pwd)/vendor/files.sha256
+cd "$tree"
+{
+    ls LICENSE CMakeLists.txt ggml/CMakeLists.txt ggml/src/CMakeLists.txt ggml/src/ggml-cpu/CMakeLists.txt src/CMakeLists.txt
+    find ggml/include include src -name '*.h' -o -path 'src/*.cpp'
+    find ggml/src -maxdepth 1 \( -name '*.c' -o -name '*.cpp' -o -name '*.h' \)
+    find ggml/src/ggml-cpu -maxdepth 1 \( -name '*.c' -o -name '*.cpp' -o -name '*.h' \)
+    find ggml/src/ggml-cpu/{amx,tiled,llamafile,arch/x86,arch/arm} \( -name '*.c' -o -name '*.cpp' -o -name '*.h' \)
+} | LC_ALL=C sort -u | xargs sha256sum > "$out"
+wc -l "$out"

@@ -1,0 +1,92 @@
+//! What was built, for `build_info()` and for dependents (`DEP_SMOL_LLAMA_*`).
+
+use crate::cpu_level::CpuLevel;
+use crate::pin::Pin;
+use crate::series::Series;
+use crate::source::write_if_changed;
+use crate::vars::Vars;
+use std::fmt::Write;
+
+pub fn write(
+    vars: &Vars,
+    pin: &Pin,
+    series: &Series,
+    level: &CpuLevel,
+    compiler: Option<&str>,
+) -> Result<(), String> {
+    let mut text = String::from("BuildInfo {\n");
+    let mut field = |name: &str, value: &dyn std::fmt::Debug| {
+        writeln!(text, "    {name}: {value:?},").expect("writing to a String does not fail");
+    };
+    field("llama_version", &pin.llama_version);
+    field("llama_commit", &pin.commit);
+    field("ggml_version", &pin.ggml_version);
+    field("target", &vars.target);
+    field("cpu_level", &level.name);
+    field("cpu_flags", &level.flags.join(" "));
+    field("compiler", &compiler.unwrap_or_default());
+    field("patch_set", &series.digest());
+    text.push_str("    cpu_features: &[\n");
+    for feature in &level.required {
+        writeln!(text, "        {feature:?},").expect("writing to a String does not fail");
+    }
+    text.push_str("    ],\n    patches: &[\n");
+    for patch in &series.patches {
+        writeln!(
+            text,
+            "        PatchInfo {{ id: {:?}, file: {:?}, sha256: {:?}, applied: {:?}, purpose: {:?}, source: {:?}, \
+             upstream: {:?}, test: {:?} }},",
+            patch.id,
+            patch.file,
+            patch.sha256,
+            patch.enabled,
+            patch.purpose,
+            patch.source,
+            patch.upstream,
+            patch.test,
+        )
+        .expect("writing to a String does not fail");
+    }
+    text.push_str("    ],\n}\n");
+    write_if_changed(&vars.out_dir.join("build_info.rs"), text.as_bytes())?;
+
+    let generated = vars.out_dir.join("generated");
+    let header = |prefix: &str, version: &str| {
+        format!(
+            "#pragma once\n#define {prefix}_VERSION \"{version}\"\n#define {prefix}_COMMIT \"{}\"\n",
+            pin.commit
+        )
+    };
+    write_if_changed(
+        &generated.join("ggml-version.h"),
+        header("GGML", &pin.ggml_version).as_bytes(),
+    )?;
+    write_if_changed(
+        &generated.join("llama-version.h"),
+        header("LLAMA", &pin.llama_version).as_bytes(),
+    )?;
+
+    for (key, value) in [
+        ("llama_version", pin.llama_version.as_str()),
+        ("llama_commit", pin.commit.as_str()),
+        ("cpu_level", level.name.as_str()),
+        ("patch_set", &series.digest()),
+    ] {
+        println!("cargo::metadata={key}={value}");
+    }
+    let applied: Vec<_> = series
+        .patches
+        .iter()
+        .filter(|patch| patch.enabled)
+        .map(|patch| patch.id.as_str())
+        .collect();
+    println!("cargo::metadata=patches={}", applied.join(","));
+    println!("cargo::metadata=include={}", vars.manifest_dir.join("native").display());
+    for patch in &series.patches {
+        println!("cargo::rustc-check-cfg=cfg(smol_patch, values({:?}))", patch.id);
+        if series.enabled(&patch.id) {
+            println!("cargo::rustc-cfg=smol_patch={:?}", patch.id);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Fetches the pinned llama.cpp, applies the patch series to a copy, compiles it and reports what was built.
+
+mod cpu_level;
+mod files;
+mod info;
+mod native;
+mod pin;
+mod series;
+mod source;
+mod vars;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("\nggml-sys: {message}\n");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), String> {
+    let vars = vars::Vars::read();
+    // Only these trigger a rebuild; the build script's own sources are tracked by cargo.
+    for dir in ["patches", "native"] {
+        println!("cargo::rerun-if-changed={dir}");
+    }
+    for file in ["vendor/pin.toml", "vendor/files.sha256", "vendor/fetch.lock"] {
+        println!("cargo::rerun-if-changed={file}");
+    }
+
+    let pin = pin::Pin::load(&vars.manifest_dir)?;
+    let series = series::Series::load(&vars.manifest_dir, &vars.features)?;
+    let level = cpu_level::CpuLevel::resolve(&vars)?;
+
+    // Documentation and `cargo check` need no native code, hence no compiler and no download.
+    let compiler = if vars.docs_rs { None } else { native::find_compiler() };
+    info::write(&vars, &pin, &series, &level, compiler.as_deref())?;
+    let Some(_) = compiler else {
+        if !vars.docs_rs {
+            println!(
+                "cargo::warning=no C++17 compiler found (looked where the `cc` crate looks; set CXX or install g++ or \
+                 clang++): only checking and documentation work, linking will not"
+            );
+            // An rlib that is really built stops here, with the reason as the missing library's name.
+            println!(
+                "cargo::rustc-link-lib=static=needs-a-C++17-compiler--set-CXX-or-install-g++-or-clang++"
+            );
+        }
+        return Ok(());
+    };
+
+    let tree = vars.out_dir.join("llama.cpp");
+    let copied = source::prepare(&vars, &pin, &series, &tree)?;
+    export(&tree, &copied);
+
+    #[cfg(feature = "buildtime-bindgen")]
+    bindings::generate(&vars, &tree)?;
+
+    native::compile(&vars, &series, &level, &tree, &copied)
+}
+
+fn export(tree: &Path, copied: &source::Copied) {
+    println!("cargo::metadata=root={}", tree.display());
+    println!("cargo::metadata=tree_sha256={}", copied.digest);
+    println!("cargo::rustc-env=GGML_SYS_TREE={}", tree.display());
+}
+
+#[cfg(feature = "buildtime-bindgen")]
+mod bindings;

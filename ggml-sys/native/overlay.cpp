@@ -1,0 +1,202 @@
+// The overlay: an extra buffer type, first in the CPU backend's list, through which every graph node is offered to the
+// attached engine on every compute thread; a wrapper around graph computation; and the load hook.
+//
+// Why it reaches every node: ggml_compute_forward asks each extra buffer type before its own switch
+// (ggml-cpu.c:1762, traits.cpp:11). The list is a mutable vector (ggml-cpu.cpp:42) that the CPU device copies once, at
+// the first model load (ggml-cpu.cpp:76): hence smol_install() must come first, and checks that it did.
+#include "guard.h"
+#include "smol-hooks.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-cpu.h"
+#include "ggml-impl.h"
+#include "traits.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+static_assert(GGML_BACKEND_API_VERSION == 3, "the backend structs have changed: check every use below");
+static_assert(GGML_OP_COUNT <= 128, "smol_engine.op_mask has 128 bits");
+
+namespace {
+
+// Engines are replaced as a whole and never freed: compute threads may still look at an old one for an instant.
+// There are as many as smol_engine_set() calls.
+std::atomic<const smol_engine *> engine{nullptr};
+// Held shared while a graph or a load runs, exclusively while the engine changes.
+std::shared_mutex engine_mutex;
+
+bool wants(const smol_engine * e, ggml_op op) {
+    return e && e->node && (e->op_mask[op / 64] >> (op % 64) & 1);
+}
+
+class dispatch_traits final : public ggml::cpu::tensor_traits {
+  public:
+    // false: upstream reserves the work buffer as for its own kernel, which runs when the engine declines
+    bool work_size(int, const ggml_tensor *, size_t &) override { return false; }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        const smol_engine * e = engine.load(std::memory_order_acquire);
+        if (!wants(e, op->op)) {
+            return false;
+        }
+        const smol_node node = {op, params->ith, params->nth};
+        return e->node(e->ud, &node);
+    }
+};
+
+class dispatch_type final : public ggml::cpu::extra_buffer_type {
+  public:
+    // No weight is placed in this buffer type.
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
+
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        static dispatch_traits traits;
+        return wants(engine.load(std::memory_order_acquire), op->op) ? &traits : nullptr;
+    }
+};
+
+const char * buft_name(ggml_backend_buffer_type_t) {
+    return "SMOL";
+}
+
+// The loader probes each type with an empty buffer (llama-model-loader.cpp:933): plain CPU memory will do.
+ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    if (buffer) {
+        buffer->buft = buft;
+    }
+    return buffer;
+}
+
+size_t buft_alignment(ggml_backend_buffer_type_t) {
+    return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
+}
+
+decltype(ggml_backend_device_i::init_backend) cpu_init_backend;
+std::atomic<decltype(ggml_backend_i::graph_compute)> cpu_graph_compute{nullptr};
+
+ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    std::shared_lock<std::shared_mutex> lock(engine_mutex);
+    const smol_engine * e = engine.load(std::memory_order_acquire);
+    if (e && e->graph_begin) {
+        e->graph_begin(e->ud, graph->n_nodes, graph->uid);
+    }
+    const ggml_status status = cpu_graph_compute.load()(backend, graph);
+    if (e && e->graph_end) {
+        e->graph_end(e->ud, status);
+    }
+    return status;
+}
+
+ggml_backend_t init_backend(ggml_backend_dev_t dev, const char * params) {
+    ggml_backend_t backend = cpu_init_backend(dev, params);
+    if (backend) {
+        cpu_graph_compute = backend->iface.graph_compute;
+        backend->iface.graph_compute = graph_compute;
+    }
+    return backend;
+}
+
+// Whether the CPU device offers our type to the loader: false when its copy of the list is older than ours.
+bool device_lists(ggml_backend_dev_t dev, ggml_backend_buffer_type_t ours) {
+    auto * get = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(dev), "ggml_backend_dev_get_extra_bufts");
+    for (ggml_backend_buffer_type_t * buft = get ? get(dev) : nullptr; buft && *buft; buft++) {
+        if (*buft == ours) {
+            return true;
+        }
+    }
+    return false;
+}
+
+smol_status install() {
+    static dispatch_type type;
+    static ggml_backend_buffer_type buft = {};
+    ggml_backend_dev_t dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (!dev) {
+        smol_set_error("llama.cpp has no CPU backend");
+        return SMOL_ERR_STATE;
+    }
+    buft.iface.get_name = buft_name;
+    buft.iface.alloc_buffer = buft_alloc;
+    buft.iface.get_alignment = buft_alignment;
+    buft.device = dev;
+    buft.context = &type;
+    auto & list = ggml_backend_cpu_get_extra_buffer_types();
+    list.insert(list.begin(), &buft);
+    if (!device_lists(dev, &buft)) {
+        list.erase(list.begin());
+        smol_set_error("the overlay must be installed before the first model is loaded");
+        return SMOL_ERR_STATE;
+    }
+    cpu_init_backend = dev->iface.init_backend;
+    dev->iface.init_backend = init_backend;
+    return SMOL_OK;
+}
+
+} // namespace
+
+uint32_t smol_abi_version(void) {
+    return SMOL_ABI_VERSION;
+}
+
+bool smol_has_load_hook(void) {
+#ifdef SMOL_PATCH_LOAD_HOOK
+    return true;
+#else
+    return false;
+#endif
+}
+
+smol_status smol_install(uint32_t abi_version) {
+    if (abi_version != SMOL_ABI_VERSION) {
+        smol_set_error("the Rust and the C++ side were built for different ABI versions: rebuild both");
+        return SMOL_ERR_ABI;
+    }
+    return smol_guard([] {
+        static std::mutex mutex;
+        static bool done = false;
+        std::lock_guard<std::mutex> lock(mutex);
+        const smol_status status = done ? SMOL_OK : install();
+        done = done || status == SMOL_OK;
+        return status;
+    });
+}
+
+smol_status smol_engine_set(const smol_engine * next) {
+    if (next && next->abi_version != SMOL_ABI_VERSION) {
+        smol_set_error("the engine was built for another ABI version: rebuild it");
+        return SMOL_ERR_ABI;
+    }
+    if (next && next->load_tensor && !smol_has_load_hook()) {
+        smol_set_error("this build leaves out the load-hook patch (cargo feature load-hook of ggml-sys)");
+        return SMOL_ERR_MISSING;
+    }
+    return smol_guard([&] {
+        static std::vector<std::unique_ptr<const smol_engine>> all;
+        std::unique_lock<std::shared_mutex> lock(engine_mutex);
+        if (next) {
+            all.push_back(std::make_unique<const smol_engine>(*next));
+        }
+        engine.store(next ? all.back().get() : nullptr, std::memory_order_release);
+        return SMOL_OK;
+    });
+}
+
+bool smol_load_tensor(ggml_tensor * tensor, uint16_t file, size_t offset, size_t size) {
+    std::shared_lock<std::shared_mutex> lock(engine_mutex);
+    const smol_engine * e = engine.load(std::memory_order_acquire);
+    if (!e || !e->load_tensor) {
+        return false;
+    }
+    const int taken = e->load_tensor(e->ud, tensor, file, offset, size);
+    if (taken < 0) {
+        throw std::runtime_error(std::string("the engine could not supply ") + ggml_get_name(tensor));
+    }
+    return taken > 0;
+}

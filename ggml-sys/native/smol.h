@@ -1,0 +1,132 @@
+// C ABI between Rust and the overlay: installation, engine callbacks, and guarded calls into llama.cpp.
+//
+// Every function that can meet a C++ exception returns a smol_status; the message is kept per thread
+// (smol_last_error). No function reads an environment variable.
+#ifndef SMOL_H
+#define SMOL_H
+
+#include "ggml.h"
+#include "llama.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Raised with every change of a struct or signature below; both sides check it (smol_install).
+#define SMOL_ABI_VERSION 1
+
+enum smol_status {
+    SMOL_OK            = 0,
+    SMOL_ERR_EXCEPTION = 1, // a C++ exception was caught; smol_last_error() has its text
+    SMOL_ERR_MEMORY    = 2, // std::bad_alloc or std::length_error
+    SMOL_ERR_ABI       = 3, // the two sides were built for different ABI versions
+    SMOL_ERR_STATE     = 4, // called too late or too early
+    SMOL_ERR_NULL      = 5, // llama.cpp returned no object; its log has the reason
+    SMOL_ERR_MISSING   = 6, // needs a patch that this build leaves out
+};
+
+// Text of the last error on this thread; never NULL, valid until the next smol_ call on this thread.
+const char * smol_last_error(void);
+
+// ---- overlay -------------------------------------------------------------------------------------------------------
+
+// Puts the overlay's buffer type first in the CPU backend's list and wraps graph computation.
+// Call before the first model load; later calls do nothing. abi_version: SMOL_ABI_VERSION of the caller.
+enum smol_status smol_install(uint32_t abi_version);
+
+// Name of the llama.cpp commit, and which compiled-in patches call into the overlay.
+uint32_t smol_abi_version(void);
+bool     smol_has_load_hook(void);
+
+// A graph node as one compute thread is about to run it.
+struct smol_node {
+    struct ggml_tensor * tensor; // valid for the duration of the callback
+    int32_t ith;                 // this thread, 0..nth
+    int32_t nth;
+};
+
+// Callbacks of one engine. They run on llama.cpp's threads, several at once, and must not unwind.
+struct smol_engine {
+    uint32_t abi_version;
+    uint32_t reserved;
+    void *   ud;
+    // bit per enum ggml_op: the ops for which `node` is called
+    uint64_t op_mask[2];
+    // A weight is about to be read at load. 1: the engine supplies the bytes; 0: read it as usual; negative: fail the load.
+    int  (*load_tensor)(void * ud, struct ggml_tensor * tensor, uint16_t file, uint64_t offset, uint64_t size);
+    // First and last call around one graph computation, on the thread that runs it.
+    void (*graph_begin)(void * ud, int32_t n_nodes, uint64_t uid);
+    void (*graph_end)(void * ud, int32_t status);
+    // Every thread, before each node of op_mask. true: computed by the engine, false: go on as usual.
+    bool (*node)(void * ud, const struct smol_node * node);
+};
+
+// Attaches an engine (copied) or, with NULL, detaches it. Waits for running graphs and loads to end; must not be
+// called from a callback. Any callback may be NULL.
+enum smol_status smol_engine_set(const struct smol_engine * engine);
+
+// ---- guarded calls -------------------------------------------------------------------------------------------------
+// Same meaning as the llama.h function in the comment; results come back through the last pointer.
+
+enum smol_status smol_backend_init(void);                                            // llama_backend_init
+
+enum smol_status smol_model_load(const char ** paths, size_t n_paths, const struct llama_model_params * params,
+                                 struct llama_model ** out);                         // llama_model_load_from_splits
+void             smol_model_free(struct llama_model * model);                        // llama_model_free
+enum smol_status smol_model_save(const struct llama_model * model, const char * path); // llama_model_save_to_file
+enum smol_status smol_model_quantize(const char * in, const char * out, const struct llama_model_quantize_params * params,
+                                     uint32_t * result);                             // llama_model_quantize
+
+enum smol_status smol_context_new(struct llama_model * model, const struct llama_context_params * params,
+                                  struct llama_context ** out);                      // llama_init_from_model
+void             smol_context_free(struct llama_context * ctx);                      // llama_free
+
+enum smol_status smol_decode(struct llama_context * ctx, const struct llama_batch * batch, int32_t * result); // llama_decode
+enum smol_status smol_encode(struct llama_context * ctx, const struct llama_batch * batch, int32_t * result); // llama_encode
+enum smol_status smol_synchronize(struct llama_context * ctx);                       // llama_synchronize
+enum smol_status smol_logits_ith(struct llama_context * ctx, int32_t i, float ** out);     // llama_get_logits_ith
+enum smol_status smol_embeddings_ith(struct llama_context * ctx, int32_t i, float ** out); // llama_get_embeddings_ith
+enum smol_status smol_embeddings_seq(struct llama_context * ctx, llama_seq_id seq, float ** out); // llama_get_embeddings_seq
+
+enum smol_status smol_tokenize(const struct llama_vocab * vocab, const char * text, int32_t len, llama_token * tokens,
+                               int32_t cap, bool add_special, bool parse_special, int32_t * n);  // llama_tokenize
+enum smol_status smol_token_to_piece(const struct llama_vocab * vocab, llama_token token, char * buf, int32_t cap,
+                                     bool special, int32_t * n);                     // llama_token_to_piece
+
+enum smol_status smol_memory_clear(struct llama_context * ctx, bool data);           // llama_memory_clear
+enum smol_status smol_memory_seq_rm(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, llama_pos p1, bool * out);
+enum smol_status smol_memory_seq_cp(struct llama_context * ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1);
+enum smol_status smol_memory_seq_keep(struct llama_context * ctx, llama_seq_id seq);
+enum smol_status smol_memory_seq_add(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, llama_pos p1, llama_pos delta);
+enum smol_status smol_memory_seq_div(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, llama_pos p1, int32_t d);
+
+enum smol_status smol_state_seq_size(struct llama_context * ctx, llama_seq_id seq, size_t * out); // llama_state_seq_get_size
+enum smol_status smol_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq, size_t * out);
+enum smol_status smol_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq, size_t * out);
+
+enum smol_status smol_grammar_new(const struct llama_vocab * vocab, const char * gbnf, const char * root,
+                                  struct llama_sampler ** out);                      // llama_sampler_init_grammar
+enum smol_status smol_sampler_apply(struct llama_sampler * s, llama_token_data_array * cur);
+enum smol_status smol_sampler_accept(struct llama_sampler * s, llama_token token);
+enum smol_status smol_sampler_reset(struct llama_sampler * s);
+enum smol_status smol_sampler_clone(const struct llama_sampler * s, struct llama_sampler ** out);
+void             smol_sampler_free(struct llama_sampler * s);
+
+enum smol_status smol_lora_load(struct llama_model * model, const char * path, struct llama_adapter_lora ** out);
+enum smol_status smol_lora_set(struct llama_context * ctx, struct llama_adapter_lora ** adapters, size_t n, float * scales,
+                               int32_t * result);                                    // llama_set_adapters_lora
+
+// Rows of `n_per_row` floats to and from a ggml type; false: the type cannot be converted that way.
+enum smol_status smol_quantize(enum ggml_type type, const float * src, void * dst, int64_t n_rows, int64_t n_per_row,
+                               size_t * bytes);                                      // ggml_quantize_chunk
+enum smol_status smol_dequantize(enum ggml_type type, const void * src, float * dst, int64_t n, bool * supported);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // SMOL_H
