@@ -157,6 +157,11 @@ impl Gguf {
         &self.metadata
     }
 
+    /// Replaces the metadata in memory, to check what values that override the file's would do.
+    pub(crate) fn replace_metadata(&mut self, metadata: Metadata) {
+        self.metadata = metadata;
+    }
+
     /// Returns the tensors in the file's order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors

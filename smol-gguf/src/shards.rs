@@ -199,6 +199,15 @@ impl Shards {
         self.first().metadata()
     }
 
+    /// Returns the model as if its metadata were `metadata`; the files stay as they are.
+    ///
+    /// To [check](crate::check_shards) a model with values that override the file's.
+    #[must_use]
+    pub fn with_metadata(mut self, metadata: Metadata) -> Self {
+        self.0[0].replace_metadata(metadata);
+        self
+    }
+
     /// Iterates over the files in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Gguf> + '_ {
         self.0.iter()
