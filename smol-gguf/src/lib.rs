@@ -4,6 +4,7 @@
 
 mod atomic_file;
 mod byte_string;
+mod check;
 mod error;
 mod foreign;
 mod gguf;
@@ -19,6 +20,7 @@ mod value;
 mod writer;
 
 pub use byte_string::{ByteString, StringArray};
+pub use check::{Depth, Finding, Report, Severity, check, check_file, check_shards};
 pub use error::{Error, ErrorKind, Result};
 pub use gguf::{Gguf, TensorReader};
 pub use metadata::Metadata;
