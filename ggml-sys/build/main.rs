@@ -39,7 +39,7 @@ fn run() -> Result<(), String> {
     // Documentation and `cargo check` need no native code, hence no compiler and no download.
     let compiler = if vars.docs_rs { None } else { native::find_compiler() };
     info::write(&vars, &pin, &series, &level, compiler.as_deref())?;
-    let Some(_) = compiler else {
+    let Some(compiler) = compiler else {
         if !vars.docs_rs {
             println!(
                 "cargo::warning=no C++17 compiler found (looked where the `cc` crate looks; set CXX or install g++ or \
@@ -60,7 +60,7 @@ fn run() -> Result<(), String> {
     #[cfg(feature = "buildtime-bindgen")]
     bindings::generate(&vars, &tree)?;
 
-    native::compile(&vars, &series, &level, &tree, &copied)
+    native::compile(&compiler, &vars, &series, &level, &tree, &copied)
 }
 
 fn export(tree: &Path, copied: &source::Copied) {

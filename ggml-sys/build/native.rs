@@ -38,6 +38,7 @@ struct Group {
 }
 
 pub fn compile(
+    compiler: &str,
     vars: &Vars,
     series: &Series,
     level: &CpuLevel,
@@ -66,6 +67,7 @@ pub fn compile(
         includes: includes.clone(),
         // The hooks header is the one native file that the tree includes.
         inputs: sha256_parts([
+            compiler.as_bytes(),
             copied.digest.as_bytes(),
             &fs::read(native.join("smol-hooks.h")).unwrap_or_default(),
         ]),
@@ -79,7 +81,8 @@ pub fn compile(
     }
     let mut overlay =
         group("overlay", true, files::OVERLAY.iter().map(|name| native.join(name)).collect());
-    overlay.inputs = sha256_parts([copied.digest.as_bytes(), native_digest.as_bytes()]);
+    overlay.inputs =
+        sha256_parts([compiler.as_bytes(), copied.digest.as_bytes(), native_digest.as_bytes()]);
     overlay.warnings = true;
     overlay.flags.extend(level.flags.iter().cloned());
     overlay.flags.extend(patch_defines.iter().map(|name| format!("-D{name}")));

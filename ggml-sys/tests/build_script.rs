@@ -1,0 +1,260 @@
+//! What the build script refuses, and with which words: pin, patch series, CPU levels.
+#![allow(dead_code)]
+
+#[path = "../build/cpu_level.rs"]
+mod cpu_level;
+#[path = "../build/pin.rs"]
+mod pin;
+#[path = "../build/series.rs"]
+mod series;
+#[path = "../build/source.rs"]
+mod source;
+#[path = "../build/vars.rs"]
+mod vars;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+const FILE: &str = "one\ntwo\nthree\n";
+const PATCH: &str = "--- a/src/a.cpp\n+++ b/src/a.cpp\n@@ -1,2 +1,3 @@\n one\n+inserted\n two\n";
+const PATCHED: &str = "one\ninserted\ntwo\nthree\n";
+
+/// A small pin, patch series and llama.cpp tree in a temporary folder.
+struct Fixture {
+    dir: tempfile::TempDir,
+    vars: vars::Vars,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let path = |name: &str| dir.path().join(name);
+        let vars = vars::Vars {
+            out_dir: path("out"),
+            manifest_dir: path("crate"),
+            cargo: "false".into(),
+            target: "x86_64-unknown-linux-gnu".into(),
+            host: "x86_64-unknown-linux-gnu".into(),
+            target_arch: "x86_64".into(),
+            target_os: "linux".into(),
+            features: BTreeSet::from(["insert".to_owned()]),
+            docs_rs: false,
+            llama_dir: Some(path("tree")),
+            cpu: None,
+        };
+        let fixture = Fixture { dir, vars };
+        fixture.write("tree/include/llama.h", "");
+        fixture.write(
+            "tree/CMakeLists.txt",
+            "set(LLAMA_VERSION_MAJOR 0)\nset(LLAMA_VERSION_MINOR 8)\nset(LLAMA_VERSION_PATCH 0)\n",
+        );
+        fixture.write("tree/src/a.cpp", FILE);
+        fixture.write(
+            "crate/vendor/pin.toml",
+            "llama_version = \"0.8.0\"\nggml_version = \"0.28.0\"\ncommit = \"abc\"\npackage = \"carrier\"\n\
+             package_version = \"1.0.0\"\n",
+        );
+        fixture.write(
+            "crate/vendor/files.sha256",
+            &format!("{}  src/a.cpp\n", pin::sha256(FILE.as_bytes())),
+        );
+        fixture.write("crate/vendor/fetch.lock", "");
+        fixture.write("crate/patches/0001-insert.patch", PATCH);
+        fixture.series(&pin::sha256(FILE.as_bytes()), &pin::sha256(PATCHED.as_bytes()));
+        fixture
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("create folder");
+        fs::write(path, text).expect("write");
+    }
+
+    fn series(&self, before: &str, after: &str) {
+        self.write(
+            "crate/patches/series.toml",
+            &format!(
+                "[[patch]]\nid = \"insert\"\nfile = \"0001-insert.patch\"\nfeature = \"insert\"\npurpose = \"p\"\n\
+                 source = \"s\"\nupstream = \"u\"\ntest = \"t\"\n[[patch.touches]]\npath = \"src/a.cpp\"\n\
+                 before = \"{before}\"\nafter = \"{after}\"\n"
+            ),
+        );
+    }
+
+    fn prepare(&self) -> Result<String, String> {
+        let pin = pin::Pin::load(&self.vars.manifest_dir)?;
+        let series = series::Series::load(&self.vars.manifest_dir, &self.vars.features)?;
+        let tree = self.path("out/llama.cpp");
+        source::prepare(&self.vars, &pin, &series, &tree)?;
+        Ok(fs::read_to_string(tree.join("src/a.cpp")).expect("copied"))
+    }
+
+    fn error(&self) -> String {
+        self.prepare().expect_err("must be refused")
+    }
+}
+
+#[track_caller]
+fn assert_has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is missing in: {text}");
+    }
+}
+
+#[test]
+fn a_good_tree_is_copied_and_patched_and_the_source_left_alone() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.prepare().expect("good"), PATCHED);
+    assert_eq!(fs::read_to_string(fixture.path("tree/src/a.cpp")).expect("source"), FILE);
+}
+
+#[test]
+fn a_feature_that_is_off_leaves_its_patch_out() {
+    let mut fixture = Fixture::new();
+    fixture.vars.features.clear();
+    assert_eq!(fixture.prepare().expect("good"), FILE);
+}
+
+#[test]
+fn a_changed_file_is_named() {
+    let fixture = Fixture::new();
+    fixture.write("tree/src/a.cpp", "changed\n");
+    assert_has(&fixture.error(), &["src/a.cpp has sha256", "GGML_SYS_LLAMA_DIR", "commit abc"]);
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let fixture = Fixture::new();
+    fs::remove_file(fixture.path("tree/src/a.cpp")).expect("remove");
+    assert_has(&fixture.error(), &["src/a.cpp: ", "not the pinned one"]);
+}
+
+#[test]
+fn a_tree_of_another_version_is_told_apart() {
+    let fixture = Fixture::new();
+    fixture.write("tree/src/a.cpp", "changed\n");
+    fixture.write(
+        "tree/CMakeLists.txt",
+        "set(LLAMA_VERSION_MAJOR 0)\nset(LLAMA_VERSION_MINOR 9)\nset(LLAMA_VERSION_PATCH 1)\n",
+    );
+    assert_has(&fixture.error(), &["that tree is version 0.9.1", "version 0.8.0"]);
+}
+
+#[test]
+fn a_folder_without_llama_cpp_is_refused() {
+    let mut fixture = Fixture::new();
+    fixture.vars.llama_dir = Some(fixture.path("crate"));
+    assert_has(&fixture.error(), &["is not a llama.cpp tree", "include/llama.h"]);
+}
+
+#[test]
+fn a_vendored_tree_is_used_before_cargo() {
+    let mut fixture = Fixture::new();
+    fixture.vars.llama_dir = None;
+    fs::rename(fixture.path("tree"), fixture.path("crate/vendor/llama.cpp")).expect("move");
+    assert_eq!(fixture.prepare().expect("good"), PATCHED);
+}
+
+#[test]
+fn a_failing_fetch_names_the_ways_out() {
+    let mut fixture = Fixture::new();
+    fixture.vars.llama_dir = None;
+    assert_has(
+        &fixture.error(),
+        &["carrier 1.0.0", "Offline?", "vendor/llama.cpp", "GGML_SYS_LLAMA_DIR"],
+    );
+}
+
+#[test]
+fn a_patch_that_no_longer_applies_is_named() {
+    let fixture = Fixture::new();
+    fixture.write("crate/patches/0001-insert.patch", &PATCH.replace(" two", " zwei"));
+    assert_has(&fixture.error(), &["patches/0001-insert.patch does not apply to src/a.cpp"]);
+}
+
+#[test]
+fn a_wrong_hash_before_or_after_a_patch_is_named() {
+    let fixture = Fixture::new();
+    fixture.series(&"0".repeat(64), &pin::sha256(PATCHED.as_bytes()));
+    assert_has(&fixture.error(), &["0001-insert.patch", "before the patch", "src/a.cpp"]);
+    fixture.series(&pin::sha256(FILE.as_bytes()), &"0".repeat(64));
+    assert_has(&fixture.error(), &["0001-insert.patch", "after the patch", "src/a.cpp"]);
+}
+
+#[test]
+fn an_unlisted_patch_file_is_named() {
+    let fixture = Fixture::new();
+    fixture.write("crate/patches/0002-stray.patch", PATCH);
+    assert_has(&fixture.error(), &["patches/0002-stray.patch is not listed"]);
+}
+
+#[test]
+fn a_patch_of_an_unlisted_file_is_refused() {
+    let fixture = Fixture::new();
+    fixture.write("crate/patches/0001-insert.patch", &PATCH.replace("a.cpp", "b.cpp"));
+    assert_has(&fixture.error(), &["changes src/b.cpp, which series.toml does not list"]);
+}
+
+#[test]
+fn a_missing_patch_file_is_named() {
+    let fixture = Fixture::new();
+    fs::remove_file(fixture.path("crate/patches/0001-insert.patch")).expect("remove");
+    assert_has(&fixture.error(), &["series.toml lists patches/0001-insert.patch"]);
+}
+
+#[test]
+fn levels_are_spelled_as_documented() {
+    let level = |arch: &str, name: &str| {
+        let mut fixture = Fixture::new();
+        fixture.vars.target_arch = arch.into();
+        fixture.vars.cpu = Some(name.into());
+        cpu_level::CpuLevel::resolve(&fixture.vars)
+    };
+    let v3 = level("x86_64", "x86-64-v3").ok().expect("known");
+    assert_eq!(v3.flags, ["-msse4.2", "-mavx", "-mf16c", "-mfma", "-mbmi2", "-mavx2"]);
+    let a76 = level("aarch64", "armv8.2-a+dotprod+fp16").ok().expect("known");
+    assert_eq!(a76.flags, ["-march=armv8.2-a+dotprod+fp16"]);
+    assert_eq!(a76.required, ["lse", "rdm", "dotprod", "fp16"]);
+    assert!(level("aarch64", "armv8-a").ok().expect("known").required.is_empty());
+    assert!(level("aarch64", "armv8.6-a+i8mm").is_ok());
+    for (arch, name, part) in [
+        ("x86_64", "x86-64-v5", "`x86-64-v5` is not known"),
+        ("x86_64", "x86-64-v3+amx", "`amx` is not known"),
+        ("aarch64", "armv8.2-a+dotprot", "`dotprot` is not known"),
+        ("aarch64", "armv8-a+lse", "`lse` is not known"),
+        ("riscv64", "rv64gcv", "only `generic` is known"),
+    ] {
+        let error = level(arch, name).err().unwrap_or_else(|| panic!("{name} must be refused"));
+        assert_has(&error, &[part]);
+    }
+}
+
+#[test]
+fn a_cross_build_is_generic_and_native_refused() {
+    let mut fixture = Fixture::new();
+    fixture.vars.target = "aarch64-unknown-linux-musl".into();
+    fixture.vars.target_arch = "aarch64".into();
+    assert_eq!(cpu_level::CpuLevel::resolve(&fixture.vars).ok().expect("generic").name, "armv8-a");
+    fixture.vars.cpu = Some("native".into());
+    let error = cpu_level::CpuLevel::resolve(&fixture.vars).err().expect("native makes no sense");
+    assert_has(&error, &["cross build"]);
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn native_is_what_the_system_allows() {
+    let fixture = Fixture::new();
+    let level = cpu_level::CpuLevel::resolve(&fixture.vars).ok().expect("native");
+    assert!(!level.name.contains("amx"));
+    assert!(
+        level.flags.iter().all(|flag| flag.starts_with("-m") && !flag.contains("native")),
+        "{:?}",
+        level.flags
+    );
+    assert_eq!(level.flags.contains(&"-mavx2".to_owned()), is_x86_feature_detected!("avx2"));
+}
