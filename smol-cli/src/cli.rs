@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::catalogue::Catalogue;
-use crate::commands::{completions, doctor, models, pull};
+use crate::commands::{completions, doctor, inspect, models, pull};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -44,6 +44,7 @@ impl Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Inspect(inspect::Args),
     Pull(pull::Args),
     Models(models::Args),
     Doctor(doctor::Args),
@@ -55,6 +56,7 @@ pub fn run() -> Result<ExitCode> {
     // Help, version and usage errors print themselves and exit, the latter with code 2.
     let Cli { command, global } = Cli::parse();
     match command {
+        Command::Inspect(args) => inspect::run(&args, &global),
         Command::Pull(args) => pull::run(&args, &global),
         Command::Models(args) => models::run(&args, &global),
         Command::Doctor(args) => doctor::run(&args, &global),

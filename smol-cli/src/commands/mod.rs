@@ -2,5 +2,6 @@
 
 pub mod completions;
 pub mod doctor;
+pub mod inspect;
 pub mod models;
 pub mod pull;
