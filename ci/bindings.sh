@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Regenerates the bindings from the pinned headers and compares them with the committed ones.
+# With --write: takes the regenerated ones over.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [ -z "${LIBCLANG_PATH:-}" ]; then
+    LIBCLANG_PATH=$(dirname "$(find /usr/lib/llvm-*/lib -name 'libclang*.so*' 2> /dev/null | sort -V | tail -n 1)")
+    export LIBCLANG_PATH
+fi
+dir=$(cargo build --release -p ggml-sys --features buildtime-bindgen --message-format json 2> /dev/null |
+    sed -n 's/.*"package_id":"[^"]*ggml-sys[^"]*".*"out_dir":"\([^"]*\)".*/\1/p' | tail -n 1)
+[ -n "$dir" ] || { cargo build --release -p ggml-sys --features buildtime-bindgen; exit 1; }
+if [ "${1:-}" = --write ]; then
+    cp "$dir/bindings.rs" ggml-sys/src/bindings.rs
+fi
+diff -u ggml-sys/src/bindings.rs "$dir/bindings.rs" || {
+    echo "ggml-sys/src/bindings.rs is not what the headers give: run ci/bindings.sh --write" >&2
+    exit 1
+}
+echo "the committed bindings are those of the pinned headers"

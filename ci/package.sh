@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Packs ggml-sys and builds and tests it from the package alone, away from the workspace.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+dir=$root/target/from-package
+rm -rf "$dir" target/package/ggml-sys-*
+cargo package -p ggml-sys --no-verify --allow-dirty -q
+mkdir -p "$dir"
+tar -xzf target/package/ggml-sys-*.crate -C "$dir" --strip-components 1
+printf '\n[workspace]\n' >> "$dir/Cargo.toml"
+cd "$dir"
+CARGO_TARGET_DIR=$root/target/from-package-build cargo test --release
+# The second build must find nothing to do.
+again=$(CARGO_TARGET_DIR=$root/target/from-package-build cargo build --release 2>&1)
+again=$(CARGO_TARGET_DIR=$root/target/from-package-build cargo build --release 2>&1)
+if grep -q Compiling <<< "$again"; then
+    echo "a second build compiles again: $again" >&2
+    exit 1
+fi
