@@ -144,7 +144,9 @@ impl StopMatcher {
             .stops
             .iter()
             .enumerate()
-            .filter_map(|(i, stop)| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at, i)))
+            .filter_map(|(i, stop)| {
+                self.held.find(stop.as_str()).map(|at| (at + stop.len(), at, i))
+            })
             .min();
         if let Some((_, at, index)) = found {
             out.push_str(&self.held[..at]);

@@ -586,7 +586,7 @@ mod tests {
             ("root ::= \"a\"{x}", "expected a number of repetitions, found 'x'"),
             ("root ::= \"a\"{1;2}", "expected ',' or '}'"),
             ("root ::= \"a\"{3000}", "more than 2000 rules"),
-            ("root ::= (\"a\" \"b\"{40}){100}", "more than 2000 rules"),
+            ("root ::= (\"a\" \"b\"{0,40}){100}", "more than 2000 rules"),
             ("root ::= \"a\"{99999999999999999999}", "too large"),
             ("root ::= <[99999999999]>", "token number is too large"),
             ("root ::= <think", "no closing '>'"),
@@ -613,8 +613,7 @@ mod tests {
     fn depth_is_bounded() {
         let nested = format!("root ::= {}\"a\"{}", "(".repeat(300), ")".repeat(300));
         assert!(message(&nested).contains("256 deep"));
-        let chain: String =
-            (0..600).map(|i| format!("r{i} ::= r{} \"a\"\n", i + 1)).collect();
+        let chain: String = (0..600).map(|i| format!("r{i} ::= r{} \"a\"\n", i + 1)).collect();
         assert!(message(&format!("root ::= r0\n{chain}r600 ::= \"b\"\n")).contains("256 levels"));
     }
 

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::grammar::{Constraint, Mask};
+use crate::model::Model;
 use crate::sampler::bitset::BitSet;
 use crate::token::Token;
 
@@ -140,6 +141,16 @@ pub(crate) struct Vocabulary {
 }
 
 impl Vocabulary {
+    /// The vocabulary of a model.
+    pub(crate) fn of(model: &Model) -> Result<Self> {
+        let vocab = model.vocab();
+        let words = (0..vocab.len() as i32)
+            // Control tokens have no bytes here, and so are never a part of the text.
+            .map(|id| vocab.token_bytes(Token(id), false))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self::new(words, &vocab.eog_tokens()))
+    }
+
     /// `words`: the bytes of each token, empty for tokens that are never text. `ends`: the tokens that end a text.
     pub(crate) fn new(mut words: Vec<Vec<u8>>, ends: &[Token]) -> Self {
         let n_vocab = words.len();
@@ -162,11 +173,7 @@ impl Vocabulary {
         end_ids.push(n_vocab as u32);
         let info = TokRxInfo::new(words.len() as u32, end_ids[0]);
         let trie = TokTrie::from(&info, &words).with_eos_tokens(&end_ids);
-        Self {
-            env: Arc::new(ApproximateTokEnv::new(trie)),
-            ends: Arc::new(ends.to_vec()),
-            n_vocab,
-        }
+        Self { env: Arc::new(ApproximateTokEnv::new(trie)), ends: Arc::new(ends.to_vec()), n_vocab }
     }
 }
 
@@ -411,7 +418,10 @@ mod tests {
     fn what_cannot_be_enforced_is_an_error_with_its_place() {
         for (schema, expected) in [
             (json!({ "not": {} }), "at #: the keyword 'not'"),
-            (json!({ "properties": { "a": { "uniqueItems": true } } }), "at #/properties/a: the keyword 'uniqueItems'"),
+            (
+                json!({ "properties": { "a": { "uniqueItems": true } } }),
+                "at #/properties/a: the keyword 'uniqueItems'",
+            ),
             (json!({ "anyOf": [{}, { "minimun": 3 }] }), "at #/anyOf/1: the keyword 'minimun'"),
             (json!({ "x-guidance": { "lenient": true } }), "'x-guidance'"),
             (json!({ "type": "strng" }), "cannot be enforced"),

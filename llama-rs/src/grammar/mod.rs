@@ -3,11 +3,13 @@
 mod gbnf;
 #[cfg(feature = "json-schema")]
 mod json_schema;
+mod llama;
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Result;
+use crate::model::Model;
 use crate::sampler::bitset::BitSet;
 use crate::token::Token;
 
@@ -82,6 +84,18 @@ impl Grammar {
     pub fn json_schema(schema: &serde_json::Value) -> Result<Self> {
         json_schema::check(schema)?;
         Ok(Self { source: Source::JsonSchema(Arc::new(schema.clone())) })
+    }
+
+    /// The grammar at the start of a text of this model.
+    pub(crate) fn start(&self, model: &Model) -> Result<Box<dyn Constraint>> {
+        match &self.source {
+            Source::Gbnf(text) => Ok(Box::new(llama::LlamaGrammar::new(model, text)?)),
+            #[cfg(feature = "json-schema")]
+            Source::JsonSchema(schema) => {
+                let vocabulary = json_schema::Vocabulary::of(model)?;
+                Ok(Box::new(json_schema::SchemaConstraint::new(&vocabulary, schema)?))
+            }
+        }
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use crate::error::{Error, Result};
+use crate::grammar::Grammar;
+use crate::model::Model;
 use crate::sampler::penalties::{Penalties, PenaltyParams};
 use crate::sampler::rng::{Rng, random_seed};
 use crate::sampler::{Sampler, bitset::BitSet, filters::Candidates};
@@ -36,6 +38,7 @@ pub struct SamplerBuilder {
     seed: Option<u64>,
     penalties: PenaltyParams,
     logit_bias: Vec<(Token, f32)>,
+    grammar: Option<Grammar>,
 }
 
 impl Default for SamplerBuilder {
@@ -48,6 +51,7 @@ impl Default for SamplerBuilder {
             seed: None,
             penalties: PenaltyParams { last_n: 64, repeat: 1.0, frequency: 0.0, presence: 0.0 },
             logit_bias: Vec::new(),
+            grammar: None,
         }
     }
 }
@@ -125,11 +129,35 @@ impl SamplerBuilder {
         self
     }
 
-    /// Builds a sampler for a vocabulary of `n_vocab` tokens.
+    /// Lets only texts of this grammar be sampled.
+    pub fn grammar(mut self, grammar: Grammar) -> Self {
+        self.grammar = Some(grammar);
+        self
+    }
+
+    /// Builds a sampler for a model.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the setting, its value and the allowed range.
+    /// `InvalidArgument` that names the setting, its value and the allowed range; `Grammar` if the grammar names
+    /// tokens that the model does not have.
+    pub fn build(mut self, model: &Model) -> Result<Sampler> {
+        let grammar = self.grammar.take();
+        let mut sampler = self.build_for_vocab(model.vocab().len())?;
+        if let Some(grammar) = grammar {
+            sampler.set_constraint(Some(grammar.start(model)?));
+        }
+        Ok(sampler)
+    }
+
+    /// Builds a sampler for logits of any origin: a vocabulary of `n_vocab` tokens, without a model.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the setting, its value and the allowed range, or if a grammar is set: it needs a
+    /// model.
     pub fn build_for_vocab(self, n_vocab: usize) -> Result<Sampler> {
+        if self.grammar.is_some() {
+            return Err(Error::invalid("a grammar needs a model: use build instead of build_for_vocab"));
+        }
         if n_vocab == 0 || n_vocab > i32::MAX as usize {
             return Err(Error::invalid(format!(
                 "the vocabulary has {n_vocab} tokens, allowed are 1 to {}",

@@ -71,8 +71,7 @@ mod tests {
     #[test]
     fn probabilities_sum_to_one() {
         let logits: Vec<f32> = (0..500).map(|i| (i as f32 * 0.37).sin() * 9.0).collect();
-        let sum: f64 =
-            (0..500).map(|i| log_softmax(&logits, Token(i)).unwrap().exp()).sum();
+        let sum: f64 = (0..500).map(|i| log_softmax(&logits, Token(i)).unwrap().exp()).sum();
         assert!((sum - 1.0).abs() < 1e-5, "{sum}");
         let top = top_log_probs(&logits, 5).unwrap();
         assert_eq!(top.len(), 5);

@@ -90,14 +90,15 @@ impl Sampler {
     /// Adds a token to the history that penalties look at, and advances the grammar.
     ///
     /// # Errors
-    /// `InvalidArgument` for a token outside the vocabulary; `Grammar` if the grammar does not allow it, after which
-    /// the grammar refuses everything until [`reset`](Self::reset).
+    /// `InvalidArgument` for a token outside the vocabulary; `Grammar` if the grammar does not allow it; the grammar
+    /// then stays where it was.
     pub fn accept(&mut self, token: Token) -> Result<()> {
-        self.accept_prompt(token)?;
-        match &mut self.constraint {
-            Some(constraint) => constraint.accept(token),
-            None => Ok(()),
+        self.check_token(token)?;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token)?;
         }
+        self.penalties.accept(token);
+        Ok(())
     }
 
     /// Adds a token of the prompt: penalties see it, the grammar does not.
@@ -105,13 +106,18 @@ impl Sampler {
     /// # Errors
     /// `InvalidArgument` for a token outside the vocabulary.
     pub fn accept_prompt(&mut self, token: Token) -> Result<()> {
+        self.check_token(token)?;
+        self.penalties.accept(token);
+        Ok(())
+    }
+
+    fn check_token(&self, token: Token) -> Result<()> {
         if token.index().is_none_or(|id| id >= self.n_vocab) {
             return Err(Error::invalid(format!(
                 "token {token} is outside the vocabulary, 0 to {}",
                 self.n_vocab - 1
             )));
         }
-        self.penalties.accept(token);
         Ok(())
     }
 
@@ -166,6 +172,12 @@ impl Sampler {
     pub(crate) fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
         self.constraint = constraint;
         self.ended_by_grammar = false;
+    }
+
+    /// How many of the last tokens the penalties look at.
+    pub(crate) fn window(&self) -> usize {
+        let params = self.penalties.params();
+        if params.is_disabled() { 0 } else { params.last_n }
     }
 
     /// Whether the text so far is a complete sentence of the grammar that cannot go on.

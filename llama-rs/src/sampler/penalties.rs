@@ -101,9 +101,10 @@ mod tests {
 
     #[test]
     fn disabled_penalties_keep_no_history() {
-        for params in
-            [PenaltyParams { last_n: 0, ..ON }, PenaltyParams { repeat: 1.0, frequency: 0.0, presence: 0.0, ..ON }]
-        {
+        for params in [
+            PenaltyParams { last_n: 0, ..ON },
+            PenaltyParams { repeat: 1.0, frequency: 0.0, presence: 0.0, ..ON },
+        ] {
             let mut penalties = Penalties::new(params);
             penalties.accept(Token(1));
             assert!(params.is_disabled() && penalties.counts().is_empty());

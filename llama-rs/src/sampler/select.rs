@@ -164,7 +164,9 @@ impl Selection<'_> {
             }
             for (offset, &logit) in block.iter().enumerate() {
                 let id = start + offset;
-                if floor.may_pass(logit, id) && !self.changed_ids.contains(id) && self.is_allowed(id)
+                if floor.may_pass(logit, id)
+                    && !self.changed_ids.contains(id)
+                    && self.is_allowed(id)
                 {
                     best.offer(Key::new(logit, id));
                     floor = Floor::of(&best);
@@ -227,7 +229,9 @@ fn first_non_finite(start: usize, block: &[f32]) -> Error {
 fn non_finite(id: usize, logit: f32) -> Error {
     Error::new(
         ErrorKind::NonFinite,
-        format!("the logit of token {id} is {logit}; the model's weights or the sampling settings are broken"),
+        format!(
+            "the logit of token {id} is {logit}; the model's weights or the sampling settings are broken"
+        ),
     )
 }
 

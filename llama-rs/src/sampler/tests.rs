@@ -20,7 +20,10 @@ fn every_setting_has_its_range() {
         (SamplerBuilder::new().top_p(1.01), "the top-p is 1.01, allowed are 0 to 1"),
         (SamplerBuilder::new().top_p(f32::NAN), "the top-p is NaN"),
         (SamplerBuilder::new().min_p(-1.0), "the min-p is -1"),
-        (SamplerBuilder::new().repeat_penalty(0.0), "the repetition penalty is 0, allowed are 0.1 to 10"),
+        (
+            SamplerBuilder::new().repeat_penalty(0.0),
+            "the repetition penalty is 0, allowed are 0.1 to 10",
+        ),
         (SamplerBuilder::new().frequency_penalty(f32::INFINITY), "the frequency penalty is inf"),
         (SamplerBuilder::new().presence_penalty(-11.0), "the presence penalty is -11"),
         (SamplerBuilder::new().logit_bias(Token(99_999_999), 1.0), "logit bias on token 99999999"),
@@ -104,7 +107,9 @@ fn frequencies_follow_the_probabilities() {
 #[test]
 fn hostile_logits_are_errors() {
     let mut sampler = build(SamplerBuilder::new(), 4);
-    for values in [[f32::NAN, 0.0, 0.0, 0.0], [0.0, f32::INFINITY, 0.0, 0.0], [f32::NEG_INFINITY; 4]] {
+    for values in
+        [[f32::NAN, 0.0, 0.0, 0.0], [0.0, f32::INFINITY, 0.0, 0.0], [f32::NEG_INFINITY; 4]]
+    {
         assert_eq!(sampler.sample(&values).unwrap_err().kind(), &ErrorKind::NonFinite);
     }
     assert_eq!(sampler.sample(&[0.0; 3]).unwrap_err().kind(), &ErrorKind::InvalidArgument);
@@ -177,7 +182,8 @@ fn the_vocabulary_is_masked_only_on_refusal() {
 
 #[test]
 fn a_grammar_without_candidates_is_an_error() {
-    let mut sampler = build(SamplerBuilder::new().top_k(1).logit_bias(Token(3), f32::NEG_INFINITY), 10);
+    let mut sampler =
+        build(SamplerBuilder::new().top_k(1).logit_bias(Token(3), f32::NEG_INFINITY), 10);
     let constraint = Fixed { allowed: vec![3], masks: std::sync::Arc::default() };
     sampler.set_constraint(Some(Box::new(constraint)));
     let error = sampler.sample(&[1.0; 10]).unwrap_err();
