@@ -31,7 +31,12 @@ impl RawGrammar {
             // SAFETY: the vocabulary belongs to the model, of which a clone is kept; both strings end in NUL and are
             // copied (llama-sampler.cpp:2797); guarded (smol.h).
             unsafe {
-                sys::smol_grammar_new(model.raw().vocab(), text.as_ptr(), c"root".as_ptr(), &mut sampler)
+                sys::smol_grammar_new(
+                    model.raw().vocab(),
+                    text.as_ptr(),
+                    c"root".as_ptr(),
+                    &mut sampler,
+                )
             }
         })?;
         let sampler = NonNull::new(sampler)

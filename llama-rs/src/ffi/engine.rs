@@ -1,0 +1,306 @@
+//! The engine slot of the overlay: graph observation and the load hook.
+//!
+//! The overlay holds one engine for the process. It is replaced as a whole whenever an observer comes or goes, so that
+//! compute threads read it without a lock.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ggml_sys as sys;
+
+use super::{call, panics};
+use crate::error::{Error, ErrorKind, Result};
+use crate::observe::Observer;
+
+/// A weight that is about to be read at load.
+#[cfg_attr(not(test), allow(dead_code, reason = "for engines to come; a test proves it"))]
+pub(crate) struct OfferedTensor<'a> {
+    pub(crate) name: &'a str,
+    /// The file among the shards.
+    pub(crate) file: u16,
+    /// The place of the bytes in that file.
+    pub(crate) offset: u64,
+    /// Bytes of the tensor.
+    pub(crate) size: u64,
+}
+
+/// The answer to an offered tensor.
+#[cfg_attr(not(test), allow(dead_code, reason = "for engines to come; a test proves it"))]
+pub(crate) enum Supply {
+    /// llama.cpp reads the bytes itself.
+    Decline,
+    /// The tensor gets these bytes, `size` of them.
+    Bytes(Vec<u8>),
+    /// Loading fails.
+    Fail,
+}
+
+/// Supplies the bytes of weights in place of the file.
+pub(crate) trait WeightSource: Send + Sync {
+    fn supply(&self, tensor: &OfferedTensor<'_>) -> Supply;
+}
+
+/// What is attached to the process.
+#[derive(Default, Clone)]
+struct Attached {
+    observers: Vec<(u64, Arc<dyn Observer>)>,
+    source: Option<Arc<dyn WeightSource>>,
+}
+
+/// What the callbacks see: a copy of `Attached` that doesn't change.
+struct Engine {
+    observers: Vec<Arc<dyn Observer>>,
+    source: Option<Arc<dyn WeightSource>>,
+}
+
+/// The attached things, the engine made of them, and the next id.
+struct Slot {
+    attached: Attached,
+    current: *mut Engine,
+    next_id: u64,
+}
+
+// SAFETY: `current` is owned by the slot: made by Box::into_raw and freed only after the overlay let go of it.
+unsafe impl Send for Slot {}
+
+static SLOT: Mutex<Slot> = Mutex::new(Slot {
+    attached: Attached { observers: Vec::new(), source: None },
+    current: ptr::null_mut(),
+    next_id: 0,
+});
+
+static FAILED: AtomicBool = AtomicBool::new(false);
+static FAILURE: Mutex<Option<String>> = Mutex::new(None);
+
+thread_local! {
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Attaches an observer; the id detaches it.
+pub(crate) fn attach_observer(observer: Arc<dyn Observer>) -> Result<u64> {
+    change(|attached, id| attached.observers.push((id, observer)))
+}
+
+/// Detaches an observer.
+pub(crate) fn detach_observer(id: u64) {
+    // Without observers the old engine would just go on calling this one, so a failure changes nothing else.
+    let _ = change(|attached, _| attached.observers.retain(|(other, _)| *other != id));
+}
+
+/// Attaches or detaches the source of weights.
+#[cfg_attr(not(test), allow(dead_code, reason = "for engines to come; a test proves it"))]
+pub(crate) fn set_weight_source(source: Option<Arc<dyn WeightSource>>) -> Result<()> {
+    change(|attached, _| attached.source = source).map(drop)
+}
+
+/// Whether a callback panicked since the last [`take_failure`]; the running graph should stop.
+pub(crate) fn has_failed() -> bool {
+    FAILED.load(Ordering::Relaxed)
+}
+
+/// The error for a callback that panicked, once.
+pub(crate) fn take_failure() -> Option<Error> {
+    if !FAILED.load(Ordering::Acquire) {
+        return None;
+    }
+    let message = FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take();
+    FAILED.store(false, Ordering::Release);
+    message.map(|message| panics::error("observer", &message))
+}
+
+fn change(edit: impl FnOnce(&mut Attached, u64)) -> Result<u64> {
+    if IN_CALLBACK.get() {
+        return Err(Error::invalid("observers cannot be attached or detached from an observer"));
+    }
+    call::init()?;
+    let mut slot = SLOT.lock().unwrap_or_else(PoisonError::into_inner);
+    let id = slot.next_id;
+    slot.next_id += 1;
+    let mut attached = slot.attached.clone();
+    edit(&mut attached, id);
+    let next = install(&attached)?;
+    let previous = std::mem::replace(&mut slot.current, next);
+    slot.attached = attached;
+    drop(slot);
+    if !previous.is_null() {
+        // SAFETY: made by Box::into_raw in `install`; smol_engine_set has returned, so no callback uses it any more
+        // (smol.h: "Waits for running graphs and loads to end").
+        drop(unsafe { Box::from_raw(previous) });
+    }
+    Ok(id)
+}
+
+/// Hands the overlay an engine for `attached`, or none if nothing is attached.
+fn install(attached: &Attached) -> Result<*mut Engine> {
+    let idle = attached.observers.is_empty() && attached.source.is_none();
+    let engine = if idle {
+        ptr::null_mut()
+    } else {
+        let observers =
+            attached.observers.iter().map(|(_, observer)| Arc::clone(observer)).collect();
+        Box::into_raw(Box::new(Engine { observers, source: attached.source.clone() }))
+    };
+    let watches = !attached.observers.is_empty();
+    let mask = if watches { [u64::MAX; 2] } else { [0; 2] };
+    let table = sys::smol_engine {
+        abi_version: sys::SMOL_ABI_VERSION,
+        reserved: 0,
+        ud: engine.cast(),
+        op_mask: mask,
+        load_tensor: attached.source.is_some().then_some(on_load_tensor as _),
+        graph_begin: watches.then_some(on_graph_begin as _),
+        graph_end: watches.then_some(on_graph_end as _),
+        node: watches.then_some(on_node as _),
+    };
+    let outcome = call::guarded(ErrorKind::Internal, "attaching to the compute graph", || {
+        let table = if idle { ptr::null() } else { ptr::from_ref(&table) };
+        // SAFETY: null or a table that is copied; its functions are static and `ud` lives until the next change; not
+        // called from a callback (checked in `change`); guarded (smol.h).
+        unsafe { sys::smol_engine_set(table) }
+    });
+    if let Err(error) = outcome {
+        if !engine.is_null() {
+            // SAFETY: made above and not taken by the overlay.
+            drop(unsafe { Box::from_raw(engine) });
+        }
+        return Err(error);
+    }
+    Ok(engine)
+}
+
+/// Runs application code for each observer, on a thread of llama.cpp; keeps the first panic.
+fn each_observer(user_data: *mut c_void, call: impl Fn(&dyn Observer)) {
+    if has_failed() {
+        return;
+    }
+    // SAFETY: the engine that `install` passed; it lives until no callback runs any more.
+    let engine = unsafe { &*user_data.cast::<Engine>() };
+    IN_CALLBACK.set(true);
+    let outcome =
+        catch_unwind(AssertUnwindSafe(|| engine.observers.iter().for_each(|o| call(&**o))));
+    IN_CALLBACK.set(false);
+    if let Err(panic) = outcome {
+        keep_failure(panics::message(&*panic));
+    }
+}
+
+fn keep_failure(message: &str) {
+    let mut failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
+    failure.get_or_insert_with(|| message.to_owned());
+    FAILED.store(true, Ordering::Release);
+}
+
+extern "C" fn on_graph_begin(user_data: *mut c_void, n_nodes: i32, _uid: u64) {
+    each_observer(user_data, |observer| {
+        observer.graph_begin(usize::try_from(n_nodes).unwrap_or(0));
+    });
+}
+
+extern "C" fn on_graph_end(user_data: *mut c_void, status: i32) {
+    each_observer(user_data, |observer| {
+        observer.graph_end(status == sys::GGML_STATUS_SUCCESS as i32)
+    });
+}
+
+extern "C" fn on_node(user_data: *mut c_void, node: *const sys::smol_node) -> bool {
+    // SAFETY: the overlay passes a node that lives through the call (smol.h).
+    let node = unsafe { &*node };
+    let Some(tensor) = RawTensor::new(node.tensor) else { return false };
+    each_observer(user_data, |observer| {
+        observer.node(&crate::observe::NodeInfo::new(tensor, node.ith, node.nth));
+    });
+    false
+}
+
+extern "C" fn on_load_tensor(
+    user_data: *mut c_void,
+    tensor: *mut sys::ggml_tensor,
+    file: u16,
+    offset: u64,
+    size: u64,
+) -> i32 {
+    // SAFETY: as in each_observer.
+    let engine = unsafe { &*user_data.cast::<Engine>() };
+    let (Some(source), Some(raw)) = (&engine.source, RawTensor::new(tensor)) else { return 0 };
+    IN_CALLBACK.set(true);
+    let name = raw.name();
+    let offered = OfferedTensor { name: &name, file, offset, size };
+    let supplied = catch_unwind(AssertUnwindSafe(|| source.supply(&offered)));
+    IN_CALLBACK.set(false);
+    match supplied {
+        Ok(Supply::Decline) => 0,
+        Ok(Supply::Bytes(bytes)) if bytes.len() as u64 == size => {
+            // SAFETY: the tensor has been allocated and `size` is its byte count (ggml-backend.cpp:531); the buffer's
+            // own setter copies the bytes, as the loader does after reading them.
+            unsafe { sys::ggml_backend_tensor_set(tensor, bytes.as_ptr().cast(), 0, bytes.len()) };
+            1
+        }
+        Ok(Supply::Bytes(_) | Supply::Fail) => -1,
+        Err(panic) => {
+            keep_failure(panics::message(&*panic));
+            -1
+        }
+    }
+}
+
+/// A tensor that llama.cpp shows during a callback.
+#[derive(Clone, Copy)]
+pub(crate) struct RawTensor<'a> {
+    tensor: &'a sys::ggml_tensor,
+}
+
+impl<'a> RawTensor<'a> {
+    /// Wraps a pointer that is null or valid for `'a`, the length of a callback.
+    fn new(tensor: *const sys::ggml_tensor) -> Option<Self> {
+        // SAFETY: only called with pointers of running callbacks and of `src`, which ggml keeps null or valid
+        // (ggml.h, struct ggml_tensor); the results don't leave the callback (NodeInfo borrows them).
+        unsafe { tensor.as_ref() }.map(|tensor| Self { tensor })
+    }
+
+    /// Its name; not every node has one.
+    pub(crate) fn name(self) -> String {
+        let bytes: Vec<u8> = self
+            .tensor
+            .name
+            .iter()
+            .take_while(|byte| **byte != 0)
+            .map(|byte| *byte as u8)
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The operation that computes it.
+    pub(crate) fn op(self) -> &'static str {
+        // SAFETY: `op` is an operation of the enum (ggml.c, GGML_OP_NAME).
+        literal(unsafe { sys::ggml_op_name(self.tensor.op) })
+    }
+
+    /// Elements along each dimension.
+    pub(crate) fn shape(self) -> [i64; 4] {
+        self.tensor.ne
+    }
+
+    /// Name of the element type.
+    pub(crate) fn type_name(self) -> &'static str {
+        // SAFETY: `type` is a type of the enum (ggml.c, ggml_type_name).
+        literal(unsafe { sys::ggml_type_name(self.tensor.type_) })
+    }
+
+    /// Its inputs, up to the first that is missing.
+    pub(crate) fn sources(self) -> impl Iterator<Item = RawTensor<'a>> {
+        self.tensor.src.iter().map_while(|source| Self::new(*source))
+    }
+}
+
+/// A string literal of ggml's tables.
+fn literal(text: *const std::ffi::c_char) -> &'static str {
+    if text.is_null() {
+        return "?";
+    }
+    // SAFETY: an entry of a constant table of NUL-terminated ASCII literals.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("?")
+}

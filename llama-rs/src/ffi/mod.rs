@@ -1,0 +1,16 @@
+//! The boundary to C: the only modules of the crate with `unsafe` code.
+//!
+//! Each wraps one kind of object or callback. Rust panics stop here on their way into C, and C++ exceptions on their
+//! way into Rust (the guarded `smol_` functions turn them into a status).
+
+pub(crate) mod call;
+pub(crate) mod context;
+pub(crate) mod engine;
+pub(crate) mod grammar;
+pub(crate) mod log;
+pub(crate) mod model;
+pub(crate) mod panics;
+pub(crate) mod quantize;
+pub(crate) mod system;
+pub(crate) mod threadpool;
+pub(crate) mod vocab;

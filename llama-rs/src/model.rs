@@ -1,0 +1,188 @@
+//! A loaded model.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use smol_gguf::{Metadata, Value};
+
+use crate::context_builder::ContextBuilder;
+use crate::error::Result;
+use crate::ffi::model::RawModel;
+use crate::files::FileState;
+use crate::model_builder::ModelBuilder;
+use crate::vocab::Vocab;
+
+/// A language model in memory: its weights and vocabulary.
+///
+/// Clones share it, in any number of threads; it is freed with the last clone, context and vocabulary.
+///
+/// # Examples
+/// ```no_run
+/// # fn main() -> llama_rs::Result<()> {
+/// let model = llama_rs::Model::load("model.gguf")?;
+/// println!("{}: {} layers", model.description(), model.n_layer());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Model {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    raw: RawModel,
+    path: PathBuf,
+    metadata: Metadata,
+    files: Vec<FileState>,
+    /// Whether weights are read from the files while the model runs.
+    mapped: bool,
+    fingerprint: u128,
+}
+
+impl Model {
+    /// Starts to set up loading of a model file; any shard of a split model will do.
+    pub fn builder(path: impl AsRef<Path>) -> ModelBuilder {
+        ModelBuilder::new(path.as_ref())
+    }
+
+    /// Loads a model file with the default settings.
+    ///
+    /// # Errors
+    /// As [`ModelBuilder::load`].
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::builder(path).load()
+    }
+
+    pub(crate) fn new(
+        raw: RawModel,
+        path: PathBuf,
+        metadata: Metadata,
+        files: Vec<FileState>,
+        mapped: bool,
+        fingerprint: u128,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { raw, path, metadata, files, mapped, fingerprint }) }
+    }
+
+    pub(crate) fn raw(&self) -> &RawModel {
+        &self.inner.raw
+    }
+
+    pub(crate) fn fingerprint(&self) -> u128 {
+        self.inner.fingerprint
+    }
+
+    /// Refuses to compute with weights that are not in the file any more.
+    pub(crate) fn check_files_unchanged(&self) -> Result<()> {
+        if !self.inner.mapped {
+            return Ok(());
+        }
+        self.inner.files.iter().try_for_each(FileState::check_not_shortened)
+    }
+
+    /// Returns the path that the model was loaded from.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// Returns the vocabulary.
+    pub fn vocab(&self) -> Vocab {
+        Vocab::new(self.clone())
+    }
+
+    /// Starts to set up a context, which runs the model.
+    pub fn context(&self) -> ContextBuilder {
+        ContextBuilder::new(self.clone())
+    }
+
+    /// Returns the metadata of the file, with the overrides of the builder.
+    pub fn metadata(&self) -> &Metadata {
+        &self.inner.metadata
+    }
+
+    /// Returns the architecture, such as `llama`.
+    pub fn architecture(&self) -> &str {
+        self.metadata().architecture().unwrap_or("unknown")
+    }
+
+    /// Returns a line that describes the model, such as `llama 1B Q4_0`.
+    pub fn description(&self) -> String {
+        self.raw().desc()
+    }
+
+    /// Returns the bytes of all weights.
+    pub fn size(&self) -> u64 {
+        self.raw().size()
+    }
+
+    /// Returns the number of weights.
+    pub fn n_params(&self) -> u64 {
+        self.raw().n_params()
+    }
+
+    /// Returns the number of layers.
+    pub fn n_layer(&self) -> usize {
+        self.raw().n_layer() as usize
+    }
+
+    /// Returns the width of the model: the numbers that stand for a token between layers.
+    pub fn n_embd(&self) -> usize {
+        self.raw().n_embd() as usize
+    }
+
+    /// Returns the positions that the model was trained on.
+    pub fn n_ctx_train(&self) -> usize {
+        self.raw().n_ctx_train() as usize
+    }
+
+    /// Returns the tokens that the sliding windows of some layers reach back, or `None` if all layers see everything.
+    pub fn sliding_window(&self) -> Option<usize> {
+        Some(self.raw().n_swa() as usize).filter(|window| *window > 0)
+    }
+
+    /// Returns the chat template of the file.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.metadata().get_str("tokenizer.chat_template")
+    }
+
+    /// Returns a chat template of the file by its name, such as `tool_use`.
+    pub fn chat_template_named(&self, name: &str) -> Option<&str> {
+        self.metadata().get_str(&format!("tokenizer.chat_template.{name}"))
+    }
+
+    /// Tells whether all layers keep a state a sequence instead of something a token. Such memory cannot go back.
+    pub fn is_recurrent(&self) -> bool {
+        self.raw().is_recurrent()
+    }
+
+    /// Tells whether some layers are recurrent and some use attention. Such memory cannot go back either.
+    pub fn is_hybrid(&self) -> bool {
+        self.raw().is_hybrid()
+    }
+
+    /// Tells whether the model has an encoder.
+    pub fn has_encoder(&self) -> bool {
+        self.raw().has_encoder()
+    }
+
+    /// Tells whether the model has a decoder; without one it only makes embeddings.
+    pub fn has_decoder(&self) -> bool {
+        self.raw().has_decoder()
+    }
+
+    /// Whether tokens attend to later ones, so that a text must be computed in one piece.
+    pub(crate) fn attends_both_ways(&self) -> bool {
+        let causal = self.metadata().arch_get("attention.causal").and_then(Value::as_bool);
+        causal == Some(false)
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model")
+            .field("path", &self.inner.path)
+            .field("description", &self.description())
+            .finish_non_exhaustive()
+    }
+}

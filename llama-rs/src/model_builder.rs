@@ -1,0 +1,346 @@
+//! Settings of loading a model.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use smol_gguf::{Depth, Metadata, Value};
+
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
+use crate::ffi::{call, system};
+use crate::files::{FileState, ModelFiles, gguf_error};
+use crate::memory::human;
+use crate::model::Model;
+
+/// How weights get into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum LoadMode {
+    /// Read, if the weights fit into the available memory with room to spare, otherwise mapped.
+    #[default]
+    Auto,
+    /// Read into memory of the process. Nothing that happens to the file afterwards has an effect.
+    Read,
+    /// Map the file: the system reads pages when they are used and drops them when memory is short.
+    ///
+    /// The file must not be shortened while the model lives. Each decode checks that and returns an error, but a file
+    /// that is cut in the middle of a decode ends the process (SIGBUS), as with every memory map.
+    Mmap,
+    /// Map the file and keep its pages in memory.
+    Mlock,
+    /// Read past the system's page cache where the file system can do that.
+    DirectIo,
+}
+
+/// A value that takes the place of one in the file's metadata.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum MetadataOverride {
+    /// A whole number, whatever its width in the file.
+    Int(i64),
+    /// A floating-point number.
+    Float(f64),
+    /// A boolean.
+    Bool(bool),
+    /// A text of at most 127 bytes.
+    Text(String),
+}
+
+/// Settings of loading a model, from [`Model::builder`]. Values are checked by [`load`](Self::load).
+///
+/// # Examples
+/// ```no_run
+/// # fn main() -> llama_rs::Result<()> {
+/// use std::ops::ControlFlow;
+/// use llama_rs::{CancelToken, Model};
+///
+/// let cancel = CancelToken::new();
+/// let model = Model::builder("model.gguf")
+///     .on_progress(|fraction| {
+///         println!("{:.0} %", fraction * 100.0);
+///         ControlFlow::Continue(())
+///     })
+///     .cancel(&cancel)
+///     .load()?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder does nothing until load() is called"]
+pub struct ModelBuilder {
+    path: PathBuf,
+    mode: LoadMode,
+    repack: bool,
+    check_tensors: bool,
+    overrides: Vec<(String, MetadataOverride)>,
+    progress: Option<ProgressFn>,
+    cancel: Option<CancelToken>,
+}
+
+impl ModelBuilder {
+    pub(crate) fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_path_buf(),
+            mode: LoadMode::Auto,
+            repack: true,
+            check_tensors: false,
+            overrides: Vec::new(),
+            progress: None,
+            cancel: None,
+        }
+    }
+
+    /// Sets how weights get into memory.
+    pub fn load_mode(mut self, mode: LoadMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Sets whether weights are rearranged for the CPU's vector instructions where there is a layout for them, by
+    /// default true.
+    pub fn repack(mut self, repack: bool) -> Self {
+        self.repack = repack;
+        self
+    }
+
+    /// Sets whether all weights are checked to be finite numbers, which reads the whole file, by default false.
+    pub fn check_tensors(mut self, check: bool) -> Self {
+        self.check_tensors = check;
+        self
+    }
+
+    /// Replaces a value of the file's metadata. The model is checked with the new value.
+    pub fn override_metadata(mut self, key: impl Into<String>, value: MetadataOverride) -> Self {
+        self.overrides.push((key.into(), value));
+        self
+    }
+
+    /// Calls a function with the fraction that is loaded, on the loading thread; it may stop loading.
+    ///
+    /// A panic of the function is contained and becomes an error.
+    pub fn on_progress(
+        mut self,
+        progress: impl FnMut(f32) -> ControlFlow<()> + Send + 'static,
+    ) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// Sets a token that stops loading.
+    pub fn cancel(mut self, token: &CancelToken) -> Self {
+        self.cancel = Some(token.clone());
+        self
+    }
+
+    /// Loads the model.
+    ///
+    /// The files are checked first: whatever would make llama.cpp abort or compute garbage is refused.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`], [`ErrorKind::Gguf`], [`ErrorKind::MissingShards`] about the files;
+    /// [`ErrorKind::InvalidArgument`] for overrides; [`ErrorKind::Cancelled`]; [`ErrorKind::CallbackPanicked`];
+    /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::FileChanged`]; [`ErrorKind::Cpu`]; [`ErrorKind::Load`] otherwise.
+    pub fn load(self) -> Result<Model> {
+        let path = self.path.clone();
+        self.load_unplaced().map_err(|error| match error.path() {
+            None => error.with_path(path),
+            Some(_) => error,
+        })
+    }
+
+    fn load_unplaced(self) -> Result<Model> {
+        self.check_cancelled()?;
+        call::init()?;
+        let files = ModelFiles::open(&self.path)?;
+        self.check_cancelled()?;
+        let metadata = overridden(files.metadata(), &self.overrides)?;
+        check(&files, &metadata, &self.path)?;
+        self.check_cancelled()?;
+        let fingerprint = files.fingerprint()?;
+        let mode = self.effective_mode(files.len(), system::available_memory())?;
+        let raw = RawModel::load(LoadRequest {
+            paths: files.c_paths()?,
+            mode,
+            use_extra_bufts: self.repack,
+            check_tensors: self.check_tensors,
+            overrides: self.overrides.into_iter().map(|(key, value)| (key, value.into())).collect(),
+            progress: self.progress,
+            cancel: self.cancel,
+        })?;
+        let states = files.into_states();
+        states.iter().try_for_each(FileState::check_unchanged)?;
+        let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
+        Ok(Model::new(raw, self.path, metadata, states, mapped, fingerprint))
+    }
+
+    fn check_cancelled(&self) -> Result<()> {
+        match &self.cancel {
+            Some(token) if token.is_cancelled() => Err(Error::cancelled("loading the model")),
+            _ => Ok(()),
+        }
+    }
+
+    /// What `Auto` means here; refuses what cannot fit.
+    fn effective_mode(&self, bytes: u64, available: Option<u64>) -> Result<RawLoadMode> {
+        // Room for the caches of a context and for the rest of the machine.
+        let fits = available.is_none_or(|available| bytes.saturating_add(bytes / 4) <= available);
+        let mode = match self.mode {
+            LoadMode::Auto if fits => RawLoadMode::Read,
+            LoadMode::Auto | LoadMode::Mmap => RawLoadMode::Mmap,
+            LoadMode::Read => RawLoadMode::Read,
+            LoadMode::Mlock => RawLoadMode::Mlock,
+            LoadMode::DirectIo => RawLoadMode::DirectIo,
+        };
+        let needs_all = matches!(mode, RawLoadMode::Read | RawLoadMode::DirectIo);
+        match available {
+            Some(available) if needs_all && bytes > available => Err(Error::new(
+                ErrorKind::OutOfMemory { needed: Some(bytes), available: Some(available) },
+                format!(
+                    "the weights take {} but {} are available; map the file instead (LoadMode::Mmap)",
+                    human(bytes),
+                    human(available)
+                ),
+            )),
+            _ => Ok(mode),
+        }
+    }
+}
+
+/// Refuses files that llama.cpp must not see.
+fn check(files: &ModelFiles, metadata: &Metadata, path: &Path) -> Result<()> {
+    let shards = files.shards().clone().with_metadata(metadata.clone());
+    let report = smol_gguf::check_shards(&shards, Depth::Header);
+    let warnings = report.into_result().map_err(|error| gguf_error(error, path))?;
+    for warning in warnings {
+        // Other files are fine as such, but were not checked as models.
+        if matches!(warning.error().kind(), smol_gguf::ErrorKind::NotLanguageModel { .. }) {
+            return Err(gguf_error(warning.into_error(), path));
+        }
+        tracing::warn!(target: "llama.cpp", "{}", warning.error());
+    }
+    Ok(())
+}
+
+/// The metadata as llama.cpp will see it.
+fn overridden(metadata: &Metadata, overrides: &[(String, MetadataOverride)]) -> Result<Metadata> {
+    let mut metadata = metadata.clone();
+    for (key, value) in overrides {
+        let new = value.as_type_of(key, metadata.get(key))?;
+        metadata.set(key.clone(), new);
+    }
+    Ok(metadata)
+}
+
+impl MetadataOverride {
+    /// The value in the type that the file has, which is the type that llama.cpp asks for.
+    fn as_type_of(&self, key: &str, old: Option<&Value>) -> Result<Value> {
+        let refused = |why: &str| Error::invalid(format!("metadata override of {key}: {why}"));
+        if matches!(old, Some(Value::Array(_))) {
+            return Err(refused("the file has an array there, which cannot be overridden"));
+        }
+        match self {
+            Self::Int(value) => {
+                let out_of_range =
+                    || refused(&format!("{value} does not fit the type in the file"));
+                let fitted = match old {
+                    None | Some(Value::U32(_)) => u32::try_from(*value).ok().map(Value::U32),
+                    Some(Value::U8(_)) => u8::try_from(*value).ok().map(Value::U8),
+                    Some(Value::I8(_)) => i8::try_from(*value).ok().map(Value::I8),
+                    Some(Value::U16(_)) => u16::try_from(*value).ok().map(Value::U16),
+                    Some(Value::I16(_)) => i16::try_from(*value).ok().map(Value::I16),
+                    Some(Value::I32(_)) => i32::try_from(*value).ok().map(Value::I32),
+                    Some(Value::U64(_)) => u64::try_from(*value).ok().map(Value::U64),
+                    Some(Value::I64(_)) => Some(Value::I64(*value)),
+                    Some(_) => return Err(refused("the file has no whole number there")),
+                };
+                fitted.ok_or_else(out_of_range)
+            }
+            Self::Float(value) if !value.is_finite() => Err(refused("the value is not finite")),
+            Self::Float(value) => match old {
+                None | Some(Value::F32(_)) => Ok(Value::F32(*value as f32)),
+                Some(Value::F64(_)) => Ok(Value::F64(*value)),
+                Some(_) => Err(refused("the file has no floating-point number there")),
+            },
+            Self::Bool(value) => match old {
+                None | Some(Value::Bool(_)) => Ok(Value::Bool(*value)),
+                Some(_) => Err(refused("the file has no boolean there")),
+            },
+            Self::Text(value) => match old {
+                None | Some(Value::String(_)) => Ok(Value::from(value.as_str())),
+                Some(_) => Err(refused("the file has no text there")),
+            },
+        }
+    }
+}
+
+impl From<MetadataOverride> for RawOverride {
+    fn from(value: MetadataOverride) -> Self {
+        match value {
+            MetadataOverride::Int(value) => Self::Int(value),
+            MetadataOverride::Float(value) => Self::Float(value),
+            MetadataOverride::Bool(value) => Self::Bool(value),
+            MetadataOverride::Text(value) => Self::Text(value),
+        }
+    }
+}
+
+impl fmt::Debug for ModelBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelBuilder")
+            .field("path", &self.path)
+            .field("mode", &self.mode)
+            .field("repack", &self.repack)
+            .field("check_tensors", &self.check_tensors)
+            .field("overrides", &self.overrides)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smol_gguf::Array;
+
+    #[test]
+    fn overrides_take_the_type_of_the_file() {
+        let mut metadata = Metadata::new();
+        metadata.set("a", 3u16);
+        metadata.set("b", 1.5f32);
+        let apply = |key: &str, value| overridden(&metadata, &[(key.to_owned(), value)]);
+        let done = apply("a", MetadataOverride::Int(7)).unwrap();
+        assert_eq!(done.get("a"), Some(&Value::U16(7)));
+        let done = apply("new", MetadataOverride::Int(7)).unwrap();
+        assert_eq!(done.get("new"), Some(&Value::U32(7)));
+        for (key, value) in [
+            ("a", MetadataOverride::Int(70_000)),
+            ("a", MetadataOverride::Bool(true)),
+            ("b", MetadataOverride::Int(1)),
+            ("b", MetadataOverride::Float(f64::NAN)),
+            ("b", MetadataOverride::Text("x".into())),
+        ] {
+            assert_eq!(apply(key, value).unwrap_err().kind(), &ErrorKind::InvalidArgument);
+        }
+    }
+
+    #[test]
+    fn arrays_cannot_be_overridden() {
+        let mut metadata = Metadata::new();
+        metadata.set("a", Array::U32(vec![1, 2]));
+        let overrides = [("a".to_owned(), MetadataOverride::Int(1))];
+        assert!(overridden(&metadata, &overrides).is_err());
+    }
+
+    #[test]
+    fn automatic_mode_reads_what_fits_and_maps_the_rest() {
+        let builder = ModelBuilder::new(Path::new("model.gguf"));
+        let mode = |available| builder.effective_mode(1000, available).unwrap();
+        assert_eq!(mode(None), RawLoadMode::Read);
+        assert_eq!(mode(Some(1250)), RawLoadMode::Read);
+        assert_eq!(mode(Some(1249)), RawLoadMode::Mmap);
+        let builder = builder.load_mode(LoadMode::Read);
+        let error = builder.effective_mode(1000, Some(999)).unwrap_err();
+        let expected = ErrorKind::OutOfMemory { needed: Some(1000), available: Some(999) };
+        assert_eq!(error.kind(), &expected);
+    }
+}
