@@ -10,9 +10,11 @@ cargo build --release -p smol-cli
 [ -x target/stock/bin/llama-bench ] || ci/stock.sh llama-bench llama-perplexity
 for name in "$@"; do
     target/release/smol pull "$name" >&2
-    python3 - "$(target/release/smol models --path "$name")" "$rounds" "$threads" <<'EOF'
+    python3 - "$name" "$rounds" "$threads" <<'EOF'
 import json, statistics, subprocess, sys
-model, rounds, threads = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+name, rounds, threads = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+known = json.loads(subprocess.run(["target/release/smol", "models", "--json"], capture_output=True, check=True).stdout)
+model = next(entry["path"] for entry in known if entry["name"] == name)
 def run(command):
     rows = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
     return {("pp" if row["n_prompt"] else "tg") + str(row["n_prompt"] or row["n_gen"]): row["avg_ts"] for row in rows}

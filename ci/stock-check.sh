@@ -6,6 +6,10 @@ cd "$(dirname "$0")/.."
 cargo build --release -p smol-cli -p testkit
 cargo build --release -p smolmaxxing --example greedy_tokens
 smol=target/release/smol
+path_of() {
+    $smol models --json | python3 -c 'import json,sys
+print(next(m["path"] for m in json.load(sys.stdin) if m["name"] == sys.argv[1]))' "$1"
+}
 $smol pull smollm2-135m
 $smol pull gemma3-270m
 ci/stock.sh llama-perplexity
@@ -29,13 +33,13 @@ for model in "$tiny"/*.gguf; do
     compare "$model" 16 "The capital of France is"
 done
 for name in smollm2-135m gemma3-270m; do
-    compare "$($smol models --path "$name")" 64 "The capital of France is"
+    compare "$(path_of "$name")" 64 "The capital of France is"
 done
 
 text=target/perplexity.txt
 cat README.md docs/*.md vendor/README.md > "$text"
 for name in smollm2-135m gemma3-270m; do
-    model=$($smol models --path "$name")
+    model=$(path_of "$name")
     stock=$(target/stock/bin/llama-perplexity -m "$model" -f "$text" -c 256 -t 2 2>&1 |
         sed -n 's/.*Final estimate: PPL = \([0-9.]*\).*/\1/p')
     ours=$($smol perplexity -m "$model" -f "$text" -c 256 -t 2 --json |

@@ -7,7 +7,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=$root/target/stock
 tree=$("$root/ci/pinned-tree.sh")
-flags=$("$root/target/release/smol" doctor --json --no-measure |
+flags=$("$root/target/release/smol" doctor --json |
     python3 -c 'import json,sys; print(json.load(sys.stdin)["build"]["cpu_flags"])')
 
 options=(-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DBUILD_SHARED_LIBS=OFF -DCMAKE_BUILD_TYPE=Release -DLLAMA_OPENSSL=OFF
