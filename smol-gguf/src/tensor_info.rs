@@ -51,7 +51,7 @@ impl TensorInfo {
         let product = |first: u64| {
             dims[1..]
                 .iter()
-                .try_fold(first, |n, &d| n.checked_mul(d.max(1)))
+                .try_fold(first.max(1), |n, &d| n.checked_mul(d.max(1)))
                 .filter(|&n| i64::try_from(n).is_ok())
         };
         let (Some(_), Some(n_bytes)) = (product(dims[0]), product(row_bytes)) else {
