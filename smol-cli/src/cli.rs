@@ -2,9 +2,12 @@
 
 use crate::cache::Cache;
 use crate::catalogue::Catalogue;
-use crate::commands::{completions, doctor, inspect, models, pull};
+use crate::commands::{
+    bench, chat, completions, doctor, inspect, models, perplexity, pull, run, tokenize,
+};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -28,6 +31,9 @@ pub struct Global {
     /// List of known models to use instead of the built-in one
     #[arg(long, global = true, value_name = "FILE")]
     catalogue: Option<PathBuf>,
+    /// Tell what happens inside, on standard error
+    #[arg(short, long, global = true)]
+    verbose: bool,
 }
 
 impl Global {
@@ -44,7 +50,12 @@ impl Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(Box<run::Args>),
+    Chat(Box<chat::Args>),
+    Perplexity(perplexity::Args),
+    Bench(bench::Args),
     Inspect(inspect::Args),
+    Tokenize(tokenize::Args),
     Pull(pull::Args),
     Models(models::Args),
     Doctor(doctor::Args),
@@ -55,13 +66,34 @@ enum Command {
 pub fn run() -> Result<ExitCode> {
     // Help, version and usage errors print themselves and exit, the latter with code 2.
     let Cli { command, global } = Cli::parse();
+    if global.verbose {
+        show_log();
+    } else {
+        // Errors carry the lines that matter.
+        smolmaxxing::log::logging().silence();
+    }
     match command {
+        Command::Run(args) => run::run(&args, &global),
+        Command::Chat(args) => chat::run(&args, &global),
+        Command::Perplexity(args) => perplexity::run(&args, &global),
+        Command::Bench(args) => bench::run(&args, &global),
         Command::Inspect(args) => inspect::run(&args, &global),
+        Command::Tokenize(args) => tokenize::run(&args, &global),
         Command::Pull(args) => pull::run(&args, &global),
         Command::Models(args) => models::run(&args, &global),
         Command::Doctor(args) => doctor::run(&args, &global),
         Command::Completions(args) => completions::run(&args),
     }
+}
+
+/// Prints the library's events and llama.cpp's lines on standard error.
+fn show_log() {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+        .with_ansi(std::io::stderr().is_terminal())
+        .without_time()
+        .init();
 }
 
 #[cfg(test)]

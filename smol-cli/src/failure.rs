@@ -1,11 +1,15 @@
 //! How `smol` fails: messages on standard error, what to do next, exit codes.
 
+use crate::interrupt;
+use smolmaxxing::ErrorKind;
 use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 /// Exit code of a command that was used wrongly.
 const USAGE: u8 = 2;
+/// Most lines of llama.cpp that are told with an error.
+const MAX_LOG_LINES: usize = 6;
 
 /// A failure with advice, and whose fault it is.
 #[derive(Debug)]
@@ -47,9 +51,25 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
         // Whoever read our output has seen enough: `smol models | head -1`.
         return ExitCode::SUCCESS;
     }
+    print_error(error);
+    ExitCode::from(exit_code(error))
+}
+
+/// Tells the error on standard error.
+pub fn print_error(error: &anyhow::Error) {
     // If standard error is gone too there is nobody left to tell.
     let _ = write!(io::stderr().lock(), "{}", text(error));
-    ExitCode::from(failure(error).map_or(1, |failure| failure.code))
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(failure) = failure(error) {
+        return failure.code;
+    }
+    match library_error(error).map(smolmaxxing::Error::kind) {
+        Some(ErrorKind::InvalidArgument) => USAGE,
+        Some(ErrorKind::Cancelled) => interrupt::EXIT_CODE,
+        _ => 1,
+    }
 }
 
 /// Prints a warning or a notice on standard error.
@@ -68,6 +88,10 @@ fn text(error: &anyhow::Error) -> String {
         }
         last = cause;
     }
+    let log = library_error(error).map(smolmaxxing::Error::log).unwrap_or_default();
+    for line in &log[log.len().saturating_sub(MAX_LOG_LINES)..] {
+        text += &format!("  {}: {}\n", line.source.as_str(), line.text.trim_end());
+    }
     if let Some(advice) = failure(error).and_then(|failure| failure.advice.as_deref()) {
         text += &format!("  help: {advice}\n");
     }
@@ -76,6 +100,10 @@ fn text(error: &anyhow::Error) -> String {
 
 fn failure(error: &anyhow::Error) -> Option<&Failure> {
     error.downcast_ref::<Failure>().or_else(|| error.chain().find_map(|e| e.downcast_ref()))
+}
+
+fn library_error(error: &anyhow::Error) -> Option<&smolmaxxing::Error> {
+    error.chain().find_map(|cause| cause.downcast_ref())
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

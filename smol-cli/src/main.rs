@@ -1,11 +1,13 @@
 //! `smol`: the command line of smolmaxxing.
 
+mod arguments;
 mod cache;
 mod catalogue;
 mod cli;
 mod commands;
 mod failure;
 mod fetch;
+mod interrupt;
 mod model;
 mod progress;
 mod units;

@@ -30,11 +30,37 @@ const BESIDE_WEIGHTS: u64 = 128 << 20;
 #[derive(Serialize)]
 struct Report {
     version: &'static str,
+    build: BuildReport,
     cpu: CpuReport,
     memory: MemoryReport,
     disk: DiskReport,
     cache: PathBuf,
     models: Vec<ModelReport>,
+}
+
+#[derive(Serialize)]
+struct BuildReport {
+    llama_version: &'static str,
+    llama_commit: &'static str,
+    ggml_version: &'static str,
+    target: &'static str,
+    compiler: &'static str,
+    cpu_level: &'static str,
+    cpu_flags: &'static str,
+    cpu_features: &'static [&'static str],
+    /// Features that the build needs and this CPU lacks: models cannot be run.
+    missing_features: Vec<&'static str>,
+    patch_set: &'static str,
+    patches: Vec<PatchReport>,
+}
+
+#[derive(Serialize)]
+struct PatchReport {
+    id: &'static str,
+    file: &'static str,
+    sha256: &'static str,
+    applied: bool,
+    purpose: &'static str,
 }
 
 #[derive(Serialize)]
@@ -98,6 +124,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let usable = machine.memory.usable();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
+        build: build_report(),
         cpu: cpu_report(&machine.cpu),
         memory: memory_report(&machine.memory),
         disk: disk_report(cache.folder()),
@@ -112,6 +139,32 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         write!(out, "{}", text(&report))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn build_report() -> BuildReport {
+    let build = smolmaxxing::build_info();
+    let features = cpu_features();
+    let missing = |feature: &&'static str| !features.contains(feature);
+    let patch = |patch: &smolmaxxing::PatchInfo| PatchReport {
+        id: patch.id,
+        file: patch.file,
+        sha256: patch.sha256,
+        applied: patch.applied,
+        purpose: patch.purpose,
+    };
+    BuildReport {
+        llama_version: build.llama_version,
+        llama_commit: build.llama_commit,
+        ggml_version: build.ggml_version,
+        target: build.target,
+        compiler: build.compiler,
+        cpu_level: build.cpu_level,
+        cpu_flags: build.cpu_flags,
+        cpu_features: build.cpu_features,
+        missing_features: build.cpu_features.iter().copied().filter(missing).collect(),
+        patch_set: build.patch_set,
+        patches: build.patches.iter().map(patch).collect(),
+    }
 }
 
 fn cpu_report(cpu: &Cpu) -> CpuReport {
@@ -195,7 +248,19 @@ fn text(report: &Report) -> String {
     let mut line = |name: &str, value: &str| {
         let _ = writeln!(text, "{name:16} {value}");
     };
-    line("smol", report.version);
+    let build = &report.build;
+    line("smol", &format!("{} for {}", report.version, build.target));
+    line("llama.cpp", &format!("{} ({})", build.llama_version, build.llama_commit));
+    line("  compiler", build.compiler);
+    line("  cpu level", build.cpu_level);
+    for patch in &build.patches {
+        let state = if patch.applied { "applied" } else { "left out" };
+        line("  patch", &format!("{} ({state}): {}", patch.id, patch.purpose));
+    }
+    if !build.missing_features.is_empty() {
+        let missing = build.missing_features.join(" ");
+        line("  FAULT", &format!("this CPU lacks {missing}: rebuild for this machine"));
+    }
     let cpu = &report.cpu;
     line("cpu", cpu.name.as_deref().unwrap_or("unknown"));
     line("cores", &format!("{} physical, {} logical CPUs", cpu.physical, cpu.logical));

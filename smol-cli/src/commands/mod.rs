@@ -1,7 +1,12 @@
 //! The commands, a file each.
 
+pub mod bench;
+pub mod chat;
 pub mod completions;
 pub mod doctor;
 pub mod inspect;
 pub mod models;
+pub mod perplexity;
 pub mod pull;
+pub mod run;
+pub mod tokenize;

@@ -20,7 +20,10 @@ pub fn cpu_features() -> Vec<&'static str> {
 
     #[cfg(any(target_arch = "x86", target_arch = "x86_64"))]
     let features: &[(&'static str, bool)] = &detected![
+        "ssse3",
+        "sse4.1",
         "sse4.2",
+        "popcnt",
         "avx",
         "f16c",
         "fma",
@@ -28,6 +31,7 @@ pub fn cpu_features() -> Vec<&'static str> {
         "avx2",
         "avxvnni",
         "avx512f",
+        "avx512cd",
         "avx512bw",
         "avx512dq",
         "avx512vl",
@@ -38,7 +42,7 @@ pub fn cpu_features() -> Vec<&'static str> {
     ];
     #[cfg(target_arch = "aarch64")]
     let features: &[(&'static str, bool)] =
-        &detected!["neon", "fp16", "dotprod", "bf16", "i8mm", "sve", "sve2"];
+        &detected!["neon", "lse", "rdm", "fp16", "dotprod", "bf16", "i8mm", "sve", "sve2"];
     #[cfg(not(any(target_arch = "x86", target_arch = "x86_64", target_arch = "aarch64")))]
     let features: &[(&'static str, bool)] = &[];
 

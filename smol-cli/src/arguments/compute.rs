@@ -1,0 +1,51 @@
+//! Context, batches and threads.
+
+use crate::failure::notice;
+use smol_engine::machine::Cpu;
+use smolmaxxing::ContextBuilder;
+
+/// Settings of the context.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Computing")]
+pub struct ComputeArgs {
+    /// Context in tokens: prompt and answer together [default: the model's, at most 4096]
+    #[arg(short, long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    ctx: Option<u32>,
+    /// Most tokens of the prompt that are computed at once [default: 2048]
+    #[arg(short, long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
+    /// Threads [default: as many as there are big cores]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    threads: Option<u32>,
+}
+
+impl ComputeArgs {
+    /// Adds these settings to a context's.
+    pub fn apply(&self, mut context: ContextBuilder) -> ContextBuilder {
+        if let Some(n_ctx) = self.ctx {
+            context = context.n_ctx(n_ctx);
+        }
+        if let Some(n_batch) = self.batch {
+            context = context.n_batch(n_batch);
+        }
+        let threads = clamped_threads(self.threads);
+        context.threads(threads, threads)
+    }
+}
+
+/// Returns the number of threads to use: the default, or what was asked for if the machine
+/// has so many CPUs. If it has less, that is told.
+pub fn clamped_threads(asked: Option<u32>) -> u32 {
+    let cpu = Cpu::probe();
+    let Some(asked) = asked else { return count(cpu.default_threads()) };
+    let most = count(cpu.logical.len());
+    if asked > most {
+        // More threads than CPUs wait for each other at each barrier.
+        notice(format_args!("-t {asked}: this machine has {most} CPUs; using {most} threads"));
+    }
+    asked.min(most)
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX).max(1)
+}

@@ -1,0 +1,11 @@
+//! Arguments that several commands share, and what is made of them.
+
+mod compute;
+mod load;
+mod prompt;
+mod sampling;
+
+pub use compute::{ComputeArgs, clamped_threads};
+pub use load::{bits_per_weight, load_model, load_vocabulary};
+pub use prompt::{PromptArgs, read_text};
+pub use sampling::{GrammarArgs, SamplingArgs};

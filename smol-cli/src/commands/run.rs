@@ -1,0 +1,193 @@
+//! `smol run`: answers one prompt.
+
+use crate::arguments::{
+    ComputeArgs, GrammarArgs, PromptArgs, SamplingArgs, bits_per_weight, load_model,
+};
+use crate::cli::Global;
+use crate::failure::notice;
+use crate::interrupt;
+use crate::model::ModelArg;
+use anyhow::Result;
+use serde::Serialize;
+use smol_engine::machine::peak_rss;
+use smolmaxxing::CancelToken;
+use smolmaxxing::chat::Message;
+use smolmaxxing::generation::{Finish, GenerateOptions, Generation, Stats};
+use smolmaxxing::loops::LoopOptions;
+use smolmaxxing::session::{ChatOptions, Session};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Answer one prompt
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArg,
+    #[command(flatten)]
+    prompt: PromptArgs,
+    /// Most tokens of the answer [default: until its end, or until the context is full]
+    #[arg(short = 'n', long = "tokens", value_name = "N")]
+    tokens: Option<usize>,
+    /// Complete the text as it is, without the model's chat template
+    #[arg(long)]
+    raw: bool,
+    /// Print one JSON object at the end instead of the text
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    grammar: GrammarArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+#[derive(Serialize)]
+struct Report {
+    text: String,
+    stop: &'static str,
+    prompt_tokens: usize,
+    reused_tokens: usize,
+    generated_tokens: usize,
+    prompt_tps: f64,
+    generation_tps: f64,
+    load_s: f64,
+    peak_rss_mb: Option<f64>,
+}
+
+struct Outcome {
+    text: String,
+    finish: Finish,
+    stats: Stats,
+    load: Duration,
+}
+
+/// Answers the prompt on standard output.
+pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
+    let prompt = args.prompt.read()?;
+    let grammar = args.grammar.read()?;
+    let path = args.model.path(global)?;
+    let cancel = CancelToken::new();
+    interrupt::cancel_on_ctrl_c(&cancel)?;
+
+    let start = Instant::now();
+    let session = load_model(&path, &cancel).and_then(|model| {
+        let mut sampler = args.sampling.builder(bits_per_weight(&model));
+        if let Some(grammar) = grammar {
+            sampler = sampler.grammar(grammar);
+        }
+        let sampler = sampler.build(&model)?;
+        Session::new(args.compute.apply(model.context()).cancel(&cancel).build()?, sampler)
+    });
+    let load = start.elapsed();
+    let outcome = match session {
+        Ok(session) => answer(args, session, prompt, load, &cancel)?,
+        Err(error) if error.is_cancelled() => Outcome {
+            text: String::new(),
+            finish: Finish::Cancelled,
+            stats: Stats::default(),
+            load,
+        },
+        Err(error) => return Err(error.into()),
+    };
+    finish(args, outcome)
+}
+
+fn answer(
+    args: &Args,
+    mut session: Session,
+    prompt: String,
+    load: Duration,
+    cancel: &CancelToken,
+) -> Result<Outcome> {
+    let generate = GenerateOptions {
+        max_tokens: args.tokens,
+        // Where nothing else ends an answer that goes round in circles.
+        loop_detector: args.tokens.is_none().then(LoopOptions::default),
+        cancel: Some(cancel.clone()),
+        ..GenerateOptions::default()
+    };
+    let generation = if args.raw {
+        session.generate(prompt, &generate)?
+    } else {
+        if let Some(warning) = session.chat_template().warning() {
+            notice(warning);
+        }
+        let options = ChatOptions { generate, ..ChatOptions::default() };
+        session.chat(&[Message::user(prompt)], &options)?
+    };
+    let mut text = String::new();
+    let (finish, stats) = stream(generation, |piece| {
+        text.push_str(piece);
+        if args.json {
+            return Ok(());
+        }
+        let mut out = io::stdout().lock();
+        out.write_all(piece.as_bytes())?;
+        out.flush()
+    })?;
+    Ok(Outcome { text, finish, stats, load })
+}
+
+/// Gives each piece of text to `write` as it comes.
+pub fn stream(
+    mut generation: Generation<'_>,
+    mut write: impl FnMut(&str) -> io::Result<()>,
+) -> Result<(Finish, Stats)> {
+    while let Some(piece) = generation.next() {
+        let piece = piece?;
+        if !piece.text.is_empty() {
+            write(&piece.text)?;
+        }
+    }
+    Ok((generation.finish_reason().unwrap_or(Finish::Cancelled), generation.stats()))
+}
+
+/// Prints what comes after the text.
+fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
+    let Outcome { text, finish, stats, load } = outcome;
+    let mut out = io::stdout().lock();
+    if args.json {
+        let report = Report {
+            text,
+            stop: finish.as_str(),
+            prompt_tokens: stats.prompt_tokens,
+            reused_tokens: stats.reused_tokens,
+            generated_tokens: stats.generated_tokens,
+            prompt_tps: rounded(stats.prompt_tps()),
+            generation_tps: rounded(stats.generation_tps()),
+            load_s: rounded(load.as_secs_f64()),
+            peak_rss_mb: peak_rss().map(|bytes| rounded(bytes as f64 / 1e6)),
+        };
+        serde_json::to_writer(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        writeln!(out)?;
+        if io::stderr().is_terminal() {
+            notice(summary(finish, &stats));
+        }
+    }
+    out.flush()?;
+    Ok(match finish {
+        Finish::Cancelled => ExitCode::from(interrupt::EXIT_CODE),
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+/// Counts and speeds of an answer on one line.
+pub fn summary(finish: Finish, stats: &Stats) -> String {
+    format!(
+        "{} tokens at {:.1}/s after a prompt of {} ({} reused) at {:.1}/s; stop: {finish}",
+        stats.generated_tokens,
+        stats.generation_tps(),
+        stats.prompt_tokens,
+        stats.reused_tokens,
+        stats.prompt_tps(),
+    )
+}
+
+/// Three decimals: more are noise.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}

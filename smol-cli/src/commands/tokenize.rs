@@ -1,0 +1,62 @@
+//! `smol tokenize`: the tokens of a text.
+
+use crate::arguments::{PromptArgs, load_vocabulary};
+use crate::cli::Global;
+use crate::interrupt;
+use crate::model::ModelArg;
+use anyhow::Result;
+use serde::Serialize;
+use smolmaxxing::CancelToken;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+/// Show the tokens of a text
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArg,
+    #[command(flatten)]
+    text: PromptArgs,
+    /// Leave out the tokens that the model wants around a text
+    #[arg(long)]
+    no_special: bool,
+    /// Print a JSON list
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    id: i32,
+    /// Parts of characters are shown as replacement characters.
+    text: String,
+}
+
+/// Prints the tokens.
+pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
+    let text = args.text.read()?;
+    let path = args.model.path(global)?;
+    let cancel = CancelToken::new();
+    interrupt::cancel_on_ctrl_c(&cancel)?;
+    let model = load_vocabulary(&path, &cancel)?;
+    let vocab = model.vocab();
+    let rows = vocab
+        .tokenize(&text, !args.no_special)?
+        .into_iter()
+        .map(|token| {
+            let bytes = vocab.token_bytes(token, true)?;
+            Ok(Row { id: token.0, text: String::from_utf8_lossy(&bytes).into_owned() })
+        })
+        .collect::<smolmaxxing::Result<Vec<_>>>()?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if args.json {
+        serde_json::to_writer(&mut out, &rows)?;
+        writeln!(out)?;
+    } else {
+        for row in &rows {
+            writeln!(out, "{:6} {:?}", row.id, row.text)?;
+        }
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
