@@ -240,9 +240,10 @@ pub enum ErrorKind {
     MissingShards { count: u32, missing: Vec<PathBuf> },
     /// The name of a file of a split model doesn't follow the convention.
     #[error(
-        "the file is one of {count} of a split model, its name must end in `-00001-of-{count:05}.gguf` or the like"
+        "the file is one of {count} of a split model but isn't named so, expected are {}",
+        Names(expected)
     )]
-    ShardName { count: u32 },
+    ShardName { count: u32, expected: Vec<PathBuf> },
     /// A file of a split model has another place than its name says.
     #[error("`split.no` is {}, by the file's name it must be {expected}", Found(found))]
     ShardPlace { found: Option<u32>, expected: u32 },

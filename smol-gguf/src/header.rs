@@ -12,8 +12,9 @@ use crate::{
 
 /// Strings and arrays longer than this are refused, as llama.cpp does.
 const MAX_LEN: u64 = 1 << 30;
-/// The least size of a key with its value: length, one byte of key, type, one byte of value.
-const MIN_PAIR_BYTES: u64 = 8 + 1 + 4 + 1;
+/// The least size of a key with its value that is worth a look: the key's length. A count that
+/// passes though the keys don't fit gives a better message at the first key.
+const MIN_PAIR_BYTES: u64 = 8;
 /// The least size of a tensor's description: length, number of dimensions, type, offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 /// How much memory is reserved at once, before the bytes that fill it have been seen.

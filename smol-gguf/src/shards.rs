@@ -135,9 +135,16 @@ impl Shards {
         if count <= 1 {
             return Ok(Self(vec![given]));
         }
-        let name = ShardName::parse(path)
-            .filter(|name| name.count() == count)
-            .ok_or_else(|| given.locate(ErrorKind::ShardName { count }.into()))?;
+        let name = match ShardName::parse(path) {
+            Some(name) if name.count() == count => name,
+            other => {
+                // The best guess at the names: the part before the number, or all of it.
+                let prefix = other.map_or_else(|| path.with_extension(""), |name| name.prefix);
+                let name = ShardName::new(prefix, 0, count);
+                let expected = (0..count).map(|i| name.sibling(i)).collect();
+                return Err(given.locate(ErrorKind::ShardName { count, expected }.into()));
+            }
+        };
 
         let paths: Vec<PathBuf> = (0..count).map(|i| name.sibling(i)).collect();
         let missing: Vec<PathBuf> = paths.iter().filter(|p| !p.exists()).cloned().collect();

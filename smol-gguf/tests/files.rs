@@ -181,6 +181,7 @@ fn shards_out_of_place_are_refused() {
     fs::copy(&paths[0], &renamed).unwrap();
     let text = Shards::open(&renamed).unwrap_err().to_string();
     assert!(text.contains("one of 2 of a split model"), "{text}");
+    assert!(text.contains("model-00001-of-00002.gguf, model-00002-of-00002.gguf"), "{text}");
 
     let second = fs::read(&paths[1]).unwrap();
     fs::copy(&paths[0], &paths[1]).unwrap();

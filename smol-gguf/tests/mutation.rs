@@ -103,7 +103,7 @@ fn damaged_headers_are_read_or_refused() {
     // The damage is neither always harmless nor always fatal.
     if !cfg!(miri) {
         let counts = format!("{refused} refused, {read} read, {usable} usable");
-        assert!(refused > rounds / 4 && read > rounds / 4, "{counts}");
+        assert!(refused > rounds / 10 && read > rounds / 10, "{counts}");
         assert!(usable > 0 && usable < read, "{counts}");
     }
 }

@@ -58,16 +58,11 @@ fn strings(model: &Model<'_>, report: &mut Report) {
         ("classifier.activation", &["gelu", "silu", "tanh"]),
     ];
     for (suffix, allowed) in sets {
-        match model.get(suffix) {
-            None => {}
-            Some(v @ Value::String(s)) => {
-                if !v.as_str().is_some_and(|s| allowed.contains(&s)) {
-                    model.out_of_range(suffix, s, allowed.join(", "), report);
-                }
-            }
-            Some(other) => {
-                report.error(model.first(), key_type(&model.key(suffix), other, "str"));
-            }
+        let Some(value) = model.get(suffix) else { continue };
+        match value.as_bytes() {
+            Some(s) if allowed.iter().any(|a| a.as_bytes() == s) => {}
+            Some(_) => model.out_of_range(suffix, value, allowed.join(", "), report),
+            None => report.error(model.first(), key_type(&model.key(suffix), value, "str")),
         }
     }
 }
