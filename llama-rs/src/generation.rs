@@ -86,10 +86,9 @@ impl fmt::Display for Finish {
     }
 }
 
-/// Counts and times of a prompt.
+/// What the evaluation of a prompt cost.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PromptStats {
-    pub(crate) tokens: usize,
     pub(crate) reused: usize,
     pub(crate) time: Duration,
 }

@@ -1,4 +1,10 @@
 //! Safe Rust API over the pinned, patched llama.cpp.
+//!
+//! [`Model`] loads a file, [`Context`] runs it, [`Session`] keeps a text going. Handles own what they need: a context or
+//! vocabulary keeps its model alive, and nothing has a lifetime but results that the next decode overwrites.
+//!
+//! Errors name the cause and the file and carry the lines that llama.cpp printed ([`Error::log`]). Panics never cross
+//! into C, C++ exceptions never into Rust, and files and arguments that would make llama.cpp abort are refused first.
 
 mod batch;
 mod cancel;
@@ -36,6 +42,7 @@ pub use context::Context;
 pub use context_builder::{ContextBuilder, FlashAttention, Pooling};
 pub use embed::Embedder;
 pub use error::{Error, ErrorKind, Result};
+pub use generation::{Finish, GenerateOptions, Generation, Piece};
 pub use ggml_sys::{BuildInfo, PatchInfo, build_info};
 pub use kv::{Kv, KvType};
 pub use memory::MemoryEstimate;
@@ -44,6 +51,8 @@ pub use model_builder::{LoadMode, MetadataOverride, ModelBuilder};
 pub use observe::{NodeInfo, Observer, ObserverGuard, observe};
 pub use outputs::Outputs;
 pub use quantize::{FileType, Quantize};
+pub use sampler::{Sampler, SamplerBuilder};
+pub use session::{ChatOptions, Session};
 pub use smol_gguf as gguf;
 pub use threads::Cores;
 pub use token::{SeqId, Token};

@@ -198,8 +198,7 @@ pub fn perplexity(
             score.tokens += part.tokens;
             score.bytes += part.bytes;
             done += 1;
-            let report =
-                PerplexityProgress { chunk: done, chunks, perplexity: score.perplexity() };
+            let report = PerplexityProgress { chunk: done, chunks, perplexity: score.perplexity() };
             if progress(report).is_break() {
                 return Err(Error::cancelled("computing the perplexity"));
             }

@@ -217,10 +217,9 @@ impl Session {
             return Err(error);
         }
         let time = started.elapsed();
-        let tokens = prompt.len();
+        self.evaluated = prompt.len();
         self.history = prompt;
-        self.evaluated = tokens;
-        Ok(PromptStats { tokens, reused, time })
+        Ok(PromptStats { reused, time })
     }
 
     /// Evaluates the last token of the text, if it is not in memory yet.

@@ -41,7 +41,8 @@ impl Engine {
         environment.set_syntax(syntax.map_err(|e| template_error(describe(&e)))?);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_fuel(Some(FUEL));
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", to_json);
@@ -165,7 +166,9 @@ mod tests {
     #[test]
     fn generation_tags_keep_their_white_space_control() {
         assert_eq!(
-            without_generation_tags("a{%- generation -%}b{% endgeneration %}{% set generation = 1 %}{%"),
+            without_generation_tags(
+                "a{%- generation -%}b{% endgeneration %}{% set generation = 1 %}{%"
+            ),
             "a{%- if true -%}b{% endif %}{% set generation = 1 %}{%"
         );
     }

@@ -96,7 +96,9 @@ impl ChatTemplate {
     /// [`warning`](Self::warning) tells of the fallback; it is logged as well.
     pub fn from_source_or_chatml(source: Option<&str>, special: &SpecialTexts) -> Self {
         let why = match source.filter(|text| !text.trim().is_empty()) {
-            None => "the model has no chat template; using ChatML, which it may not know".to_owned(),
+            None => {
+                "the model has no chat template; using ChatML, which it may not know".to_owned()
+            }
             Some(source) => match Self::from_source(source, special) {
                 Ok(template) => return template,
                 Err(error) => format!("{}; using ChatML instead", error.message()),

@@ -9,7 +9,12 @@ fn special(bos: &str, eos: &str) -> SpecialTexts {
     SpecialTexts { bos: bos.into(), eos: eos.into() }
 }
 
-fn render_with(source: &str, special: &SpecialTexts, messages: &[Message], options: &RenderOptions) -> String {
+fn render_with(
+    source: &str,
+    special: &SpecialTexts,
+    messages: &[Message],
+    options: &RenderOptions,
+) -> String {
     ChatTemplate::from_source(source, special).unwrap().render(messages, options).unwrap()
 }
 
@@ -38,7 +43,10 @@ fn chatml_family() {
                     <|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n\
                     <|im_start|>assistant\n";
     assert_eq!(render(source, "", "", &talk()), expected);
-    assert_eq!(ChatTemplate::chatml().render(&talk(), &RenderOptions::default()).unwrap(), expected);
+    assert_eq!(
+        ChatTemplate::chatml().render(&talk(), &RenderOptions::default()).unwrap(),
+        expected
+    );
 }
 
 #[test]
@@ -110,7 +118,12 @@ fn llama3_family() {
     };
     let special = special("<|begin_of_text|>", "<|eot_id|>");
     assert_eq!(
-        render_with(source, &special, &[Message::system(" Be brief. "), Message::user("Hi")], &options),
+        render_with(
+            source,
+            &special,
+            &[Message::system(" Be brief. "), Message::user("Hi")],
+            &options
+        ),
         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nToday Date: 05 Jul 2024\n\nBe brief.<|eot_id|>\
          <|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     );
@@ -190,8 +203,10 @@ fn phi_family() {
         "<|user|>\nHi<|end|>\n<|assistant|>\nHello!<|end|>\n<|assistant|>\n"
     );
     let closed = RenderOptions { add_generation_prompt: false, ..RenderOptions::default() };
-    assert!(render_with(source, &special("", "<|endoftext|>"), &talk()[1..3], &closed)
-        .ends_with("Hello!<|end|>\n<|endoftext|>"));
+    assert!(
+        render_with(source, &special("", "<|endoftext|>"), &talk()[1..3], &closed)
+            .ends_with("Hello!<|end|>\n<|endoftext|>")
+    );
 }
 
 #[test]
@@ -250,7 +265,8 @@ fn qwen3_family() {
         Message::user("Hi"),
         Message::assistant("<think>\nhm\n</think>\n\nHello!"),
         Message::user("2+2?"),
-        Message::assistant("").with("tool_calls", json!([{"name": "sum", "arguments": {"x": [2, 2]}}])),
+        Message::assistant("")
+            .with("tool_calls", json!([{"name": "sum", "arguments": {"x": [2, 2]}}])),
     ];
     let mut options = RenderOptions {
         tools: Some(json!([{"name": "sum", "tags": ["a", "<b>"]}])),
@@ -338,7 +354,12 @@ fn broken_and_missing_templates_fall_back_with_a_warning() {
         (Some("  "), "has no chat template"),
         (Some("{% for m in messages %}{{ m.content "), "is broken in line 1"),
         (Some("\n{{ messages | no_such_filter }}"), "no_such_filter"),
-        (Some("{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}"), "broken"),
+        (
+            Some(
+                "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
+            ),
+            "broken",
+        ),
         (Some("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"), "broken"),
     ] {
         let template = ChatTemplate::from_source_or_chatml(source, &SpecialTexts::default());

@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn overrides_that_do_not_fit_are_refused() {
         for key in ["", "a\0b", &"k".repeat(128)] {
-            let error = encode_overrides(&[(key.into(), RawOverride::Bool(true))]).unwrap_err();
+            let error = encode_overrides(&[(key.into(), RawOverride::Bool(true))]).err().unwrap();
             assert_eq!(error.kind(), &ErrorKind::InvalidArgument);
         }
         let long = RawOverride::Text("v".repeat(128));

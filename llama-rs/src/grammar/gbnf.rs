@@ -10,12 +10,14 @@ use crate::error::{Error, ErrorKind, Result};
 const MAX_REPETITIONS: u64 = 2000;
 const MAX_DEPTH: usize = 256;
 
-/// Checks a grammar.
-pub(super) fn check(text: &str) -> Result<()> {
+/// Checks a grammar and returns the tokens that it names, such as `<think>`: whether a vocabulary has them is seen when
+/// a model is there.
+pub(super) fn check(text: &str) -> Result<Vec<String>> {
     let mut parser = Parser::new(text);
     parser.grammar()?;
     parser.check_references()?;
-    parser.check_left_recursion()
+    parser.check_left_recursion()?;
+    Ok(parser.tokens)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +38,7 @@ struct Parser<'a> {
     first_use: Vec<usize>,
     // None: referenced, not defined yet.
     rules: Vec<Option<Alternatives>>,
+    tokens: Vec<String>,
 }
 
 impl<'a> Parser<'a> {
@@ -47,6 +50,7 @@ impl<'a> Parser<'a> {
             names: Vec::new(),
             first_use: Vec::new(),
             rules: Vec::new(),
+            tokens: Vec::new(),
         }
     }
 
@@ -325,7 +329,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `<[1234]>` or `<name>`; whether the vocabulary has it is seen when a model is there.
+    /// `<[1234]>` or `<name>`.
     fn token(&mut self) -> Result<()> {
         let start = self.at;
         if !self.eat('<') {
@@ -350,6 +354,7 @@ impl<'a> Parser<'a> {
         }
         while let Some(c) = self.next() {
             if c == '>' {
+                self.tokens.push(self.text[start..self.at].to_owned());
                 return Ok(());
             }
         }

@@ -33,9 +33,15 @@ pub struct Grammar {
 
 #[derive(Clone)]
 enum Source {
-    Gbnf(Arc<str>),
+    Gbnf(Arc<Gbnf>),
     #[cfg(feature = "json-schema")]
     JsonSchema(Arc<serde_json::Value>),
+}
+
+struct Gbnf {
+    text: String,
+    /// The tokens that it names.
+    tokens: Vec<String>,
 }
 
 impl Grammar {
@@ -45,13 +51,14 @@ impl Grammar {
     /// `Grammar` with line and column for a syntax error, and with the rule's name for an undefined or left-recursive
     /// rule or a missing `root`.
     pub fn gbnf(text: &str) -> Result<Self> {
-        gbnf::check(text)?;
-        Ok(Self { source: Source::Gbnf(text.into()) })
+        let tokens = gbnf::check(text)?;
+        Ok(Self { source: Source::Gbnf(Arc::new(Gbnf { text: text.to_owned(), tokens })) })
     }
 
     /// Allows one JSON value of any kind, nested as deep as it likes.
     pub fn json() -> Self {
-        Self { source: Source::Gbnf(JSON.into()) }
+        let json = Gbnf { text: JSON.to_owned(), tokens: Vec::new() };
+        Self { source: Source::Gbnf(Arc::new(json)) }
     }
 
     /// Allows JSON that a schema (draft 2020-12 or older) accepts.
@@ -89,7 +96,7 @@ impl Grammar {
     /// The grammar at the start of a text of this model.
     pub(crate) fn start(&self, model: &Model) -> Result<Box<dyn Constraint>> {
         match &self.source {
-            Source::Gbnf(text) => Ok(Box::new(llama::LlamaGrammar::new(model, text)?)),
+            Source::Gbnf(gbnf) => Ok(Box::new(llama::LlamaGrammar::new(model, gbnf)?)),
             #[cfg(feature = "json-schema")]
             Source::JsonSchema(schema) => {
                 let vocabulary = json_schema::Vocabulary::of(model)?;
@@ -102,7 +109,7 @@ impl Grammar {
 impl fmt::Debug for Grammar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
-            Source::Gbnf(text) => f.debug_tuple("Gbnf").field(text).finish(),
+            Source::Gbnf(gbnf) => f.debug_tuple("Gbnf").field(&gbnf.text).finish(),
             #[cfg(feature = "json-schema")]
             Source::JsonSchema(schema) => f.debug_tuple("JsonSchema").field(schema).finish(),
         }
@@ -116,7 +123,7 @@ object ::= "{" ws ( pair ( "," ws pair )* )? "}" ws
 pair   ::= string ":" ws value ws
 array  ::= "[" ws ( value ws ( "," ws value ws )* )? "]"
 string ::= "\"" ( [^"\\\x00-\x1F\x7F] | "\\" ( ["\\/bfnrt] | "u" [0-9a-fA-F]{4} ) )* "\""
-number ::= "-"? ( "0" | [1-9] [0-9]{0,15} ) ( "." [0-9]{1,16} )? ( [eE] [-+]? [0-9]{1,3} )?
+number ::= "-"? ( "0" | [1-9] [0-9]{0,15} ) ( "." [0-9]{1,16} )? ( [eE] [-+]? [0-9]{1,2} )?
 ws     ::= [ \t\n]{0,16}
 "#;
 

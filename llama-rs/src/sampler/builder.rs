@@ -156,7 +156,9 @@ impl SamplerBuilder {
     /// model.
     pub fn build_for_vocab(self, n_vocab: usize) -> Result<Sampler> {
         if self.grammar.is_some() {
-            return Err(Error::invalid("a grammar needs a model: use build instead of build_for_vocab"));
+            return Err(Error::invalid(
+                "a grammar needs a model: use build instead of build_for_vocab",
+            ));
         }
         if n_vocab == 0 || n_vocab > i32::MAX as usize {
             return Err(Error::invalid(format!(
