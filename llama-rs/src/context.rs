@@ -9,7 +9,7 @@ use crate::batch::Batch;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::context::{DecodeOutcome, RawBatch, RawContext};
-use crate::ffi::engine;
+use crate::ffi::{engine, panics};
 use crate::kv::{Kv, KvType};
 use crate::memory::MemoryEstimate;
 use crate::model::Model;
@@ -296,7 +296,7 @@ impl Context {
             }
             DecodeOutcome::NoSlot => Err(self.no_slot(batch)),
             DecodeOutcome::Aborted => {
-                let error = failed_observer.unwrap_or_else(|| Error::cancelled("decoding"));
+                let error = failed_observer.unwrap_or_else(|| self.abort_reason());
                 Err(self.roll_back(&before, error))
             }
             // -1: the batch was refused before anything was computed (llama.h, llama_decode).
@@ -306,6 +306,19 @@ impl Context {
             DecodeOutcome::Failed(_, error) => {
                 Err(self.roll_back(&before, failed_observer.unwrap_or(error)))
             }
+        }
+    }
+
+    /// Why a decode was aborted that no observer of this context's own failed in.
+    fn abort_reason(&self) -> Error {
+        if self.cancel_token().is_some_and(CancelToken::is_cancelled) {
+            return Error::cancelled("decoding");
+        }
+        match engine::has_observers() {
+            // Observers watch all contexts: a panic stops whatever runs.
+            true => panics::error("observer", "while another context was decoding"),
+            // The token was reset since.
+            false => Error::cancelled("decoding"),
         }
     }
 

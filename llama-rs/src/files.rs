@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -10,6 +10,10 @@ use smol_gguf::{Metadata, Shards};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{Error, ErrorKind, Result};
+
+/// How many blocks of weights are part of a fingerprint, and their size in bytes.
+const SAMPLES: u64 = 32;
+const SAMPLE_BYTES: u64 = 4096;
 
 /// The files of a model whose headers have been read.
 pub(crate) struct ModelFiles {
@@ -61,13 +65,13 @@ impl ModelFiles {
         self.states.iter().map(|state| c_path(&state.path)).collect()
     }
 
-    /// Stands for the model: the headers of its files, which hold all hyperparameters, tokens and tensor shapes, and the
-    /// files' sizes.
+    /// Stands for the model: the headers of its files, which hold all hyperparameters, tokens and tensor shapes, the
+    /// files' sizes, and samples of the weights, which tell models of one family apart.
     pub(crate) fn fingerprint(&self) -> Result<u128> {
         let mut hash = Xxh3::new();
         for (file, state) in self.shards.iter().zip(&self.states) {
             hash.update(&state.len.to_le_bytes());
-            state.hash_front(file.data_offset(), &mut hash)?;
+            state.hash(file.data_offset(), &mut hash)?;
         }
         Ok(hash.digest128())
     }
@@ -90,19 +94,18 @@ impl FileState {
         })
     }
 
-    fn hash_front(&self, bytes: u64, hash: &mut Xxh3) -> Result<()> {
-        let failed = |error| Error::io(error, "cannot read the model", Some(&self.path));
-        // A handle of its own: `file` is shared between threads.
-        let mut front = File::open(&self.path).map_err(failed)?.take(bytes);
-        let mut buffer = vec![0; 1 << 16];
-        loop {
-            match front.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(count) => hash.update(&buffer[..count]),
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(error)),
+    /// Hashes the header and blocks of the data at even distances.
+    fn hash(&self, data_offset: u64, hash: &mut Xxh3) -> Result<()> {
+        // A handle of its own: `file` is shared between threads, and reading moves its position.
+        let hashed = File::open(&self.path).and_then(|mut file| {
+            hash_range(&mut file, 0, data_offset, hash)?;
+            let stride = self.len.saturating_sub(data_offset) / SAMPLES;
+            for sample in 0..SAMPLES {
+                hash_range(&mut file, data_offset + sample * stride, SAMPLE_BYTES, hash)?;
             }
-        }
+            Ok(())
+        });
+        hashed.map_err(|error| Error::io(error, "cannot read the model", Some(&self.path)))
     }
 
     /// Refuses to go on if the file has lost bytes.
@@ -128,6 +131,20 @@ impl FileState {
         }
         let message = "the file changed while the model was loading; load it again";
         Err(Error::new(ErrorKind::FileChanged, message).with_path(&self.path))
+    }
+}
+
+fn hash_range(file: &mut File, from: u64, bytes: u64, hash: &mut Xxh3) -> std::io::Result<()> {
+    file.seek(SeekFrom::Start(from))?;
+    let mut range = file.take(bytes);
+    let mut buffer = [0; 1 << 12];
+    loop {
+        match range.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => hash.update(&buffer[..count]),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
 }
 

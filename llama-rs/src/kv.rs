@@ -169,8 +169,9 @@ impl<'a> Kv<'a> {
 
     /// Copies the tokens of a sequence at some positions to another sequence.
     ///
-    /// With a unified cache this costs nothing: the tokens are shared. Otherwise, and in recurrent and hybrid models,
-    /// only whole sequences can be copied, and what the other sequence had is replaced.
+    /// A whole sequence replaces what the other one had. With a unified cache copying costs nothing, as the tokens are
+    /// shared, and parts can be added to another sequence; otherwise, and in recurrent and hybrid models, only whole
+    /// sequences can be copied.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] as in [`remove`](Self::remove); [`ErrorKind::Unsupported`] for a part of a
@@ -190,7 +191,8 @@ impl<'a> Kv<'a> {
             );
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        if !shares_cells {
+        if whole {
+            // What the other one had would stay beside the copy.
             self.context.raw.memory_remove(to.0, -1, -1)?;
         }
         let (start, end) = if whole { (-1, -1) } else { (start, end) };

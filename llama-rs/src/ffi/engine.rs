@@ -97,6 +97,11 @@ pub(crate) fn set_weight_source(source: Option<Arc<dyn WeightSource>>) -> Result
     change(|attached, _| attached.source = source).map(drop)
 }
 
+/// Whether any observer is attached.
+pub(crate) fn has_observers() -> bool {
+    !SLOT.lock().unwrap_or_else(PoisonError::into_inner).attached.observers.is_empty()
+}
+
 /// Whether a callback panicked since the last [`take_failure`]; the running graph should stop.
 pub(crate) fn has_failed() -> bool {
     FAILED.load(Ordering::Relaxed)
@@ -303,4 +308,94 @@ fn literal(text: *const std::ffi::c_char) -> &'static str {
     }
     // SAFETY: an entry of a constant table of NUL-terminated ASCII literals.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("?")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread::{self, ThreadId};
+
+    use smol_gguf::Gguf;
+    use testkit::tiny::{self, Arch, TinyOptions};
+
+    use super::*;
+    use crate::{Model, SeqId, Token};
+
+    /// Supplies every weight of one file to loads of one thread: other tests load models meanwhile.
+    struct FromFile {
+        file: Gguf,
+        thread: ThreadId,
+        negate: bool,
+        fail: bool,
+        offered: AtomicUsize,
+        bytes: AtomicUsize,
+    }
+
+    impl WeightSource for FromFile {
+        fn supply(&self, tensor: &OfferedTensor<'_>) -> Supply {
+            if thread::current().id() != self.thread {
+                return Supply::Decline;
+            }
+            if self.fail {
+                return Supply::Fail;
+            }
+            let info = self.file.tensor(tensor.name).unwrap();
+            assert_eq!((tensor.file, tensor.size), (0, info.n_bytes()));
+            assert_eq!(tensor.offset, self.file.file_offset(info).unwrap());
+            self.offered.fetch_add(1, Ordering::Relaxed);
+            self.bytes.fetch_add(tensor.size as usize, Ordering::Relaxed);
+            let mut bytes = self.file.data(info).unwrap().into_owned();
+            if self.negate && tensor.name == "output_norm.weight" {
+                // The sign of a float is in its last byte.
+                bytes.chunks_mut(4).for_each(|float| float[3] ^= 0x80);
+            }
+            Supply::Bytes(bytes)
+        }
+    }
+
+    fn logits(path: &Path) -> Vec<f32> {
+        let model = Model::load(path).unwrap();
+        let mut context = model.context().n_ctx(256).threads(1, 1).build().unwrap();
+        let tokens: Vec<_> = (300..310).map(Token).collect();
+        context.prefill(SeqId::FIRST, &tokens).unwrap().last_logits().unwrap().to_vec()
+    }
+
+    #[test]
+    fn an_engine_can_supply_every_weight() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        tiny::write(&path, Arch::Llama, &TinyOptions::default()).unwrap();
+        let expected = logits(&path);
+        let source = |negate, fail| {
+            let file = Gguf::open(&path).unwrap();
+            let (offered, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let thread = thread::current().id();
+            Arc::new(FromFile { file, thread, negate, fail, offered, bytes })
+        };
+
+        let same = source(false, false);
+        // SAFETY: returns a constant of the build (overlay.cpp).
+        if !unsafe { sys::smol_has_load_hook() } {
+            // Built without the patch: said so instead of ignored.
+            let error = set_weight_source(Some(same)).unwrap_err();
+            assert!(error.message().contains("load-hook"), "{error}");
+            return;
+        }
+        set_weight_source(Some(same.clone())).unwrap();
+        assert_eq!(logits(&path), expected);
+        assert_eq!(same.offered.load(Ordering::Relaxed), same.file.tensors().len());
+        assert_eq!(same.bytes.load(Ordering::Relaxed) as u64, same.file.tensor_bytes());
+
+        // What is supplied is what is computed with.
+        set_weight_source(Some(source(true, false))).unwrap();
+        let negated: Vec<f32> = logits(&path).iter().map(|logit| -logit).collect();
+        assert_eq!(negated, expected);
+
+        set_weight_source(Some(source(false, true))).unwrap();
+        let error = Model::load(&path).unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::Load);
+        set_weight_source(None).unwrap();
+        assert_eq!(logits(&path), expected);
+    }
 }

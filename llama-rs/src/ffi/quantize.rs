@@ -5,7 +5,8 @@ use std::ffi::CStr;
 use ggml_sys as sys;
 
 use super::call;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
+use crate::log;
 
 /// Writes the quantized model; the input has been validated.
 pub(crate) fn quantize(
@@ -23,13 +24,16 @@ pub(crate) fn quantize(
     params.ftype = ftype as sys::llama_ftype;
     params.allow_requantize = allow_requantize;
     params.pure_ = pure;
+    let capture = log::capture();
     let mut result = 0;
-    call::guarded(ErrorKind::Load, "quantizing", || {
-        // SAFETY: two NUL-terminated paths and initialized parameters without pointers; guarded (smol.h).
-        unsafe { sys::smol_model_quantize(from.as_ptr(), to.as_ptr(), &params, &mut result) }
-    })?;
-    match result {
-        0 => Ok(()),
-        code => Err(Error::new(ErrorKind::Load, format!("quantizing failed with code {code}"))),
-    }
+    // SAFETY: two NUL-terminated paths and initialized parameters without pointers; guarded (smol.h).
+    let status =
+        unsafe { sys::smol_model_quantize(from.as_ptr(), to.as_ptr(), &params, &mut result) };
+    let (status, message) = match (status, result) {
+        (sys::SMOL_OK, 0) => return Ok(()),
+        // llama.cpp has caught the exception itself and logged it.
+        (sys::SMOL_OK, code) => (sys::SMOL_ERR_NULL, format!("code {code}")),
+        (failed, _) => (failed, call::last_error()),
+    };
+    Err(call::failure(status, &message, ErrorKind::Load, "quantizing", capture.finish()))
 }
