@@ -1,4 +1,31 @@
 //! Reads, checks, writes and rewrites GGUF files, without C.
+//!
+//! - [`Gguf`] reads a file: metadata, tensor descriptions, tensor data. [`Shards`] does so for
+//!   models in several files.
+//! - [`check`] finds what would make llama.cpp abort, crash or compute garbage, before it does.
+//! - [`Writer`] writes a file as a stream, [`Rewriter`] makes a changed copy, [`split`] cuts one
+//!   into shards; all in constant memory, and files appear only when they are complete.
+//!
+//! Any bytes are read or refused with an [`Error`] that fits one line and names file, key or
+//! tensor; nothing panics, and memory stays within a small multiple of the file's size.
+//!
+//! Limits and type numbers are those of llama.cpp v0.8.0.
+//!
+//! # Examples
+//!
+//! ```
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("model.gguf");
+//! # let mut writer = smol_gguf::Writer::new();
+//! # writer.set("general.architecture", "llama").set("llama.block_count", 0u32);
+//! # writer.write_file(&path, |_| Ok(()))?;
+//! use smol_gguf::{Depth, check_file};
+//!
+//! for finding in check_file(&path, Depth::Header)?.findings() {
+//!     println!("{finding}"); // error: model.gguf: `llama.block_count` is 0, allowed is 1 to 512
+//! }
+//! # Ok::<(), smol_gguf::Error>(())
+//! ```
 
 #![deny(unsafe_code)]
 

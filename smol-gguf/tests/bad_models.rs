@@ -35,7 +35,9 @@ fn counts_out_of_range() {
     refuses("llama.embedding_length", 0u32, &["llama.embedding_length` is 0"]);
     refuses("llama.embedding_length", 1u32 << 30, &["llama.embedding_length", "1 to 1048576"]);
     refuses("llama.feed_forward_length", u32::MAX, &["llama.feed_forward_length", "67108864"]);
-    refuses("llama.vocab_size", u32::MAX, &["llama.vocab_size", "0 to 16777216"]);
+    let mut none = Model::llama();
+    none.set("tokenizer.ggml.model", "none").set("llama.vocab_size", u32::MAX);
+    refuses_model(&none, &["llama.vocab_size", "0 to 16777216"]);
 }
 
 #[test]
@@ -130,10 +132,49 @@ fn division_by_zero_in_special_layers() {
     let mut qwen = Model::with_arch("qwen35");
     qwen.set("qwen35.full_attention_interval", 0u32).f32("output_norm.weight", &[64]);
     refuses_model(&qwen, &["full_attention_interval` is 0"]);
+}
 
-    let mut gemma = Model::with_arch("gemma4");
-    gemma.set("gemma4.attention.shared_kv_layers", 1u32).f32("output_norm.weight", &[64]);
-    refuses_model(&gemma, &["shared_kv_layers` is 1"]);
+#[test]
+fn relations_that_single_architectures_assert() {
+    let family = |arch: &str, pairs: &[(&str, u32)]| {
+        let mut model = Model::with_arch(arch);
+        model.f32("output_norm.weight", &[64]);
+        for (suffix, n) in pairs {
+            model.set(&format!("{arch}.{suffix}"), *n);
+        }
+        model
+    };
+    let gemma = [("block_count", 4), ("attention.shared_kv_layers", 3)];
+    refuses_model(&family("gemma4", &gemma), &["shared_kv_layers` is 3, allowed is 0 to 2"]);
+    refuses_model(&family("gemma4", &[]), &["`gemma4.block_count` is 1, allowed is 2"]);
+    refuses_model(&family("glm4moe", &[]), &["`glm4moe.expert_count` is missing"]);
+    refuses_model(&family("jamba", &[("ssm.inner_size", 64)]), &["allowed is 128, which is 2 *"]);
+    refuses_model(&family("nanbeige", &[("num_loops", 513)]), &["num_loops` is 513", "1 to 512"]);
+    refuses_model(&family("gemma-embedding", &[("dense_2_feat_in", 7)]), &["allowed is 64"]);
+    let experts = [("expert_count", 4), ("expert_used_count", 2), ("expert_gating_func", 0)];
+    refuses_model(&family("bailingmoe2", &experts), &["expert_gating_func` is 0", "1 to 4"]);
+    assert!(family("qwen3moe", &experts).check().is_usable());
+    for n in [0, 3, 18] {
+        let text = format!("rope.dimension_count` is {n}, allowed is an even number from 2 to 16");
+        refuses_model(&family("gemma3", &[("rope.dimension_count", n)]), &[&text]);
+    }
+    assert!(family("gemma3", &[("rope.dimension_count", 8)]).check().is_usable());
+    assert!(family("mamba", &[("rope.dimension_count", 0)]).check().is_usable());
+
+    let mut qwen = family("qwen35", &[]);
+    qwen.set("qwen35.rope.dimension_sections", vec![0i32, 0, 0, 4]);
+    refuses_model(&qwen, &["dimension_sections` is [0, 0, 0, 4]", "first three"]);
+    qwen.set("qwen35.rope.dimension_sections", vec![2i32, 1, 1, 0]).f32("blk.0.ssm_a", &[4]);
+    for (suffix, n) in
+        [("inner_size", 60u32), ("time_step_rank", 4), ("group_count", 2), ("state_size", 16)]
+    {
+        qwen.set(&format!("qwen35.ssm.{suffix}"), n);
+    }
+    refuses_model(&qwen, &["inner_size` is 60, allowed is 64, which is"]);
+    assert!(qwen.set("qwen35.ssm.inner_size", 64u32).check().is_usable());
+
+    let mut ling = family("bailingmoe3", &[]);
+    refuses_model(ling.set("bailingmoe3.kda.safe_gate", false), &["kda.safe_gate` is false"]);
 }
 
 #[test]

@@ -102,6 +102,8 @@ const EQUAL_KEY_AND_VALUE: &[&str] = &[
     "gptneox",
     "granitehybrid",
     "jais",
+    "lfm2",
+    "lfm2moe",
     "minimax-m2",
     "modern-bert",
     "mpt",
@@ -165,8 +167,48 @@ pub(super) fn token_shift_count(arch: &str) -> Option<u32> {
     }
 }
 
-/// Numbers that an architecture divides by.
-pub(super) fn divisors(arch: &str) -> &'static [&'static str] {
+/// Architectures whose positions have several axes in every file.
+pub(super) fn rotates_in_sections(arch: &str) -> bool {
+    matches!(
+        arch,
+        "sensenova_u1"
+            | "qwen2vl"
+            | "paddleocr"
+            | "qwen3vl"
+            | "qwen3vlmoe"
+            | "qwen35"
+            | "qwen35moe"
+            | "clef"
+            | "qwen4exp"
+            | "qwen3tts"
+    )
+}
+
+/// Architectures with experts that have no default for `expert_gating_func`.
+pub(super) fn needs_gating(arch: &str) -> bool {
+    matches!(
+        arch,
+        "bailingmoe2"
+            | "bailingmoe3"
+            | "deepseek32"
+            | "deepseek4"
+            | "dots1"
+            | "dots3note"
+            | "exaone-moe"
+            | "flint"
+            | "kimi-k3"
+            | "kimi-linear"
+            | "kolibri1"
+            | "lfm2moe"
+            | "minimax-m2"
+            | "minimax-m3"
+            | "mistral-large4"
+            | "muse-spark"
+    )
+}
+
+/// Numbers that an architecture divides by or asserts to be there.
+pub(super) fn at_least_one(arch: &str) -> &'static [&'static str] {
     match arch {
         "rwkv6" | "rwkv6qwen2" | "rwkv7" | "arwkv7" => &["wkv.head_size"],
         "qwen3next" | "qwen35" | "qwen35moe" | "minimax-01" => &["full_attention_interval"],
@@ -174,8 +216,12 @@ pub(super) fn divisors(arch: &str) -> &'static [&'static str] {
         "grovemoe" => &["experts_per_group"],
         "wavtokenizer-dec" | "k2-horizon" => &["attention.group_norm_groups"],
         "deepseek4" | "deepseek41" => &["attention.output_group_count"],
+        "dflash" => &["attention.output_group_count"],
         "lfm2" | "lfm2moe" | "lfm3" => &["shortconv.l_cache"],
         "t5" | "t5encoder" => &["attention.relative_buckets_count"],
+        "minimax-m3" => &["attention.indexer.block_size"],
+        "nanbeige" => &["num_loops"],
+        "hrm_text" => &["hrm.layers_per_stack", "hrm.h_cycles", "hrm.l_cycles"],
         _ => &[],
     }
 }

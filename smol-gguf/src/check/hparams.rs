@@ -1,9 +1,9 @@
 //! Counts and dimensions in the metadata.
 
+use crate::Value;
 use crate::error::ErrorKind;
-use crate::{Array, Value};
 
-use super::architecture::{self, StateSpace};
+use super::architecture;
 use super::model::key_type;
 use super::{Model, Report};
 
@@ -13,16 +13,13 @@ const MAX_EXPERTS: u32 = 1024;
 const MAX_WIDTH: u32 = 1 << 20;
 const MAX_HEADS: u32 = 1 << 16;
 const MAX_FEED_FORWARD: u32 = 1 << 26;
-const MAX_VOCABULARY: u32 = 1 << 24;
 
 pub(super) fn check(model: &Model<'_>, report: &mut Report) {
     required(model, report);
     strings(model, report);
     model.u32_in("context_length", 1..=i32::MAX as u32, report);
     let n_embd = model.u32_in("embedding_length", 1..=MAX_WIDTH, report);
-    model.u32_in("vocab_size", 0..=MAX_VOCABULARY, report);
     model.u32("rope.scaling.original_context_length", report);
-    divisors(model, n_embd, report);
     // Without a valid number of layers nothing can be said about values for each layer.
     let Some(n_layer) = model.u32_in("block_count", 1..=MAX_LAYERS, report) else { return };
     model.u32_in("nextn_predict_layers", 0..=n_layer, report);
@@ -37,7 +34,6 @@ pub(super) fn check(model: &Model<'_>, report: &mut Report) {
     if let Some(heads) = heads(model, n_layer, report) {
         head_sizes(model, heads, n_embd, report);
     }
-    state_space(model, report);
 }
 
 fn required(model: &Model<'_>, report: &mut Report) {
@@ -73,8 +69,8 @@ fn layers_of_decoders(model: &Model<'_>, n_layer: u32, report: &mut Report) {
         model.u32_in("posnet.block_count", 0..=n_layer, report);
         model.u32_in("convnext.block_count", 0..=n_layer, report);
     }
-    if matches!(model.arch, "gemma4" | "gemma4-assistant") {
-        model.u32_in("attention.shared_kv_layers", 0..=n_layer - 1, report);
+    if model.arch == "gemma4-assistant" {
+        model.u32_in("attention.shared_kv_layers", 0..=n_layer, report);
     }
 }
 
@@ -160,6 +156,7 @@ fn head_sizes(model: &Model<'_>, n_head: u32, n_embd: Option<u32>, report: &mut 
     const KEY: &str = "attention.key_length";
     const VALUE: &str = "attention.value_length";
     const ROTATED: &str = "rope.dimension_count";
+    const ROTATED_SWA: &str = "rope.dimension_count_swa";
     // Lengths aren't read where the first layer has no heads.
     let Some(n_embd) = n_embd.filter(|_| n_head > 0) else { return };
     let least = u32::from(model.has_attention());
@@ -193,64 +190,20 @@ fn head_sizes(model: &Model<'_>, n_head: u32, n_embd: Option<u32>, report: &mut 
             let allowed = format!("{key}, the length of keys, in a {} model", model.arch);
             model.out_of_range(ROTATED, rotated, allowed, report);
         }
-    } else if architecture::has_equal_key_and_value(model.arch)
-        && architecture::has_rope(model.arch)
-        && rotated > key
-    {
-        model.out_of_range(ROTATED, rotated, format!("0 to {key}"), report);
-    }
-}
-
-/// Numbers that a model of this architecture is divided by.
-fn divisors(model: &Model<'_>, n_embd: Option<u32>, report: &mut Report) {
-    for suffix in architecture::divisors(model.arch) {
-        if let Some(n) = model.u32_in(suffix, 1..=i32::MAX as u32, report)
-            && *suffix == "wkv.head_size"
-            && let Some(n_embd) = n_embd
-            && !n_embd.is_multiple_of(n)
-        {
-            model.out_of_range(suffix, n, format!("a divisor of {n_embd}"), report);
+    } else if architecture::has_rope(model.arch) {
+        // Compressed keys have a rotated part beside their own length.
+        let most = match model.get("attention.key_length_mla") {
+            None => key,
+            Some(_) => MAX_WIDTH,
+        };
+        if rotated < 2 || rotated > most || !rotated.is_multiple_of(2) {
+            let allowed = format!("an even number from 2 to {most}");
+            model.out_of_range(ROTATED, rotated, allowed, report);
         }
-    }
-    if let Some(expected) = architecture::token_shift_count(model.arch) {
-        model.u32_in("token_shift_count", expected..=expected, report);
-    }
-    sections(model, report);
-}
-
-/// Rotary sections are four numbers, whatever their meaning.
-fn sections(model: &Model<'_>, report: &mut Report) {
-    const SECTIONS: &str = "rope.dimension_sections";
-    if let Some(Value::Array(array @ (Array::I32(_) | Array::U32(_)))) = model.get(SECTIONS)
-        && array.iter().any(|v| v.as_i64().is_none_or(|n| n < 0 || n > i64::from(MAX_WIDTH)))
-    {
-        let allowed = format!("0 to {MAX_WIDTH} each");
-        model.out_of_range(SECTIONS, format!("{array:?}"), allowed, report);
-    }
-}
-
-fn state_space(model: &Model<'_>, report: &mut Report) {
-    const HEADS: &str = "ssm.time_step_rank";
-    const GROUPS: &str = "ssm.group_count";
-    let Some(kind) = architecture::state_space(model.arch) else { return };
-    // Dense models of a hybrid family may carry any number.
-    if !model.tensors().any(|t| t.name().contains(".ssm_")) {
-        return;
-    }
-    let Some(inner) = model.u32_in("ssm.inner_size", 1..=MAX_WIDTH, report) else { return };
-    let Some(heads) = model.u32_in(HEADS, 1..=MAX_WIDTH, report) else { return };
-    if !inner.is_multiple_of(heads) {
-        let allowed = format!("a divisor of {inner} ({})", model.key("ssm.inner_size"));
-        model.out_of_range(HEADS, heads, allowed, report);
-    }
-    let divided = match kind {
-        StateSpace::Heads => return,
-        StateSpace::HeadsAndGroups => inner,
-        StateSpace::SharedHeads => heads,
-    };
-    if let Some(groups) = model.u32_in(GROUPS, 1..=MAX_WIDTH, report)
-        && !divided.is_multiple_of(groups)
-    {
-        model.out_of_range(GROUPS, groups, format!("a divisor of {divided}"), report);
+        if let Some(rotated) = model.u32(ROTATED_SWA, report)
+            && (rotated < 2 || !rotated.is_multiple_of(2))
+        {
+            model.out_of_range(ROTATED_SWA, rotated, "an even number from 2", report);
+        }
     }
 }

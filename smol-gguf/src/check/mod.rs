@@ -5,6 +5,7 @@
 
 mod architecture;
 mod data;
+mod families;
 mod floats;
 mod hparams;
 mod layout;
@@ -180,6 +181,7 @@ fn check_model(model: &Model<'_>, depth: Depth) -> Report {
     layout::check(model, &mut report);
     if model.is_language_model(&mut report) {
         hparams::check(model, &mut report);
+        families::check(model, &mut report);
         floats::check(model, &mut report);
         vocab::check(model, &mut report);
         template::check(model, &mut report);

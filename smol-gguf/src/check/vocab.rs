@@ -43,6 +43,8 @@ const OTHER_IDS: [&str; 11] = [
     "tokenizer.ggml.fim_sep_token_id",
 ];
 
+/// Above any vocabulary there is.
+const MAX_VOCABULARY: u32 = 1 << 24;
 /// "No such token", written by converters.
 const NONE_ID: u32 = u32::MAX;
 
@@ -75,6 +77,8 @@ pub(super) fn check(model: &Model<'_>, report: &mut Report) {
         },
     };
     if matches!(tokenizer, "no_vocab" | "none") {
+        // As many empty tokens are made.
+        model.u32_in("vocab_size", 0..=MAX_VOCABULARY, report);
         return;
     }
     let tokens = match metadata.get(TOKENS) {
