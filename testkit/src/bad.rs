@@ -49,6 +49,12 @@ enum Make {
 }
 
 impl Fault {
+    /// Returns the name under which the file has its fault: `NAME.gguf`, or a shard's name.
+    pub fn file_name(&self) -> String {
+        let suffix = if self.name == "split_missing" { "-00001-of-00003" } else { "" };
+        format!("{}{suffix}.gguf", self.name)
+    }
+
     /// Makes the broken file from a good model of a `llama`-like architecture.
     ///
     /// # Errors
@@ -66,7 +72,7 @@ impl Fault {
     }
 }
 
-/// Writes all broken variants of a model into a folder, one `NAME.gguf` a fault.
+/// Writes all broken variants of a model into a folder, each under its [`Fault::file_name`].
 ///
 /// # Errors
 /// If the model can't be read or isn't a GGUF file, or a file can't be written.
@@ -75,7 +81,7 @@ pub fn write_all(model: &Path, folder: &Path) -> Result<()> {
     RawGguf::parse(&bytes).with_context(|| format!("{}", model.display()))?;
     ensure!(folder.is_dir(), "{} is not a folder", folder.display());
     for fault in FAULTS {
-        let path = folder.join(fault.name).with_extension("gguf");
+        let path = folder.join(fault.file_name());
         std::fs::write(&path, fault.apply(&bytes)?)
             .with_context(|| format!("writing {}", path.display()))?;
     }
@@ -232,22 +238,23 @@ pub const FAULTS: &[Fault] = &[
     }),
     model("arch_type", &["general.architecture"], |raw| raw.set_u32("general.architecture", 1)),
     model("arch_missing", &["general.architecture"], |raw| raw.remove("general.architecture")),
-    model("split_missing", &["00002-of-00003", "00003-of-00003"], |raw| {
-        raw.set("split.no", kind::U16, vec![0, 0]);
-        raw.set("split.count", kind::U16, vec![3, 0]);
-        let tensors = raw.tensors.len() as i32;
-        raw.set("split.tensors.count", kind::I32, tensors.to_le_bytes().to_vec());
-    }),
+    model("split_missing", &["00002-of-00003", "00003-of-00003"], first_of_three),
+    model("split_name", &["-00001-of-00003"], first_of_three),
     // What only the loader of the architecture finds.
     loader("arch_unknown", &["nosucharch"], |raw| {
         raw.set_text("general.architecture", "nosucharch");
     }),
     loader("tensor_missing", &["blk.0.attn_norm.weight"], |raw| {
-        raw.tensors.retain(|tensor| tensor.name != b"blk.0.attn_norm.weight");
+        // Its bytes stay: a gap in the data would be another fault.
+        if let Some(tensor) = raw.tensor_mut("blk.0.attn_norm.weight") {
+            tensor.name = b"blk.0.attn_nrom.weight".to_vec();
+        }
     }),
-    loader("shape_wrong", &["blk.0.attn_q.weight"], |raw| {
+    loader("shape_wrong", &["blk.0.attn_"], |raw| {
         if let Some(tensor) = raw.tensor_mut("blk.0.attn_q.weight") {
-            tensor.dims[1] -= 1;
+            // As many elements as before: its bytes stay where they are.
+            tensor.dims[0] /= 2;
+            tensor.dims[1] *= 2;
         }
     }),
     // A fault that must not make the model useless.
@@ -277,6 +284,13 @@ fn arch_u32(raw: &mut RawGguf<'_>, key: &str, value: u32) {
 
 fn arch_f32(raw: &mut RawGguf<'_>, key: &str, value: f32) {
     raw.set_f32(&format!("{}.{key}", arch(raw)), value);
+}
+
+fn first_of_three(raw: &mut RawGguf<'_>) {
+    raw.set("split.no", kind::U16, vec![0, 0]);
+    raw.set("split.count", kind::U16, vec![3, 0]);
+    let tensors = raw.tensors.len() as i32;
+    raw.set("split.tensors.count", kind::I32, tensors.to_le_bytes().to_vec());
 }
 
 fn embedding(raw: &mut RawGguf<'_>, edit: impl FnOnce(&mut crate::raw::Tensor)) {

@@ -43,7 +43,7 @@ const GLM: &str = "\
 /// An unclosed block and expression.
 const BROKEN: &str = "{% for message in messages %}{{ message.content ";
 
-fn style(arch: Arch) -> Style {
+fn style(arch: Arch, byte_level: bool) -> Style {
     let chatml = Style {
         pre: None,
         control: &["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
@@ -53,6 +53,7 @@ fn style(arch: Arch) -> Style {
         template: Some(CHATML),
     };
     match arch {
+        Arch::Llama | Arch::LlamaMoe if byte_level => Style { pre: Some("smollm"), ..chatml },
         Arch::Llama | Arch::LlamaMoe => Style {
             control: &["<s>", "</s>"],
             bos: Some("<s>"),
@@ -113,7 +114,7 @@ fn style(arch: Arch) -> Style {
 
 /// Sets the tokenizer's keys, and remembers which rows of the embedding are control tokens.
 pub fn set_tokenizer(builder: &mut Builder) {
-    let style = style(builder.arch);
+    let style = style(builder.arch, builder.options.byte_level);
     let vocab = match style.pre {
         Some(_) => Vocab::byte_level(style.control, builder.options.vocab),
         None => Vocab::scored(style.control, builder.options.vocab),
@@ -153,7 +154,7 @@ pub fn set_tokenizer(builder: &mut Builder) {
         Template::Broken => Some(BROKEN),
     };
     if let Some(template) = template {
-        set("chat_template", template.into());
+        builder.draft.metadata.set("tokenizer.chat_template", template);
     }
     builder.quiet_tokens = vocab
         .kinds

@@ -110,6 +110,8 @@ pub struct TinyOptions {
     pub pure: bool,
     /// Whether the token embedding also makes the logits; `None` is the architecture's habit.
     pub tied: Option<bool>,
+    /// Whether a `llama` has a byte-level vocabulary and a ChatML template, as SmolLM2 has.
+    pub byte_level: bool,
     /// The number of tokens, at least 700.
     pub vocab: usize,
     /// The number of layers, at least 2; `None` is the least that shows every kind of layer.
@@ -129,6 +131,7 @@ impl Default for TinyOptions {
             weights: TensorType::F16,
             pure: false,
             tied: None,
+            byte_level: false,
             vocab: 1024,
             layers: None,
             experts: 8,
@@ -258,6 +261,7 @@ pub fn all() -> Vec<Entry> {
     ] {
         add(name, arch, TinyOptions { weights: Q4_K, ..usual });
     }
+    add("llama-bytes", Arch::Llama, TinyOptions { byte_level: true, ..usual });
     add("llama-untied", Arch::Llama, TinyOptions { tied: Some(false), ..usual });
     add("qwen3-tied", Arch::Qwen3, TinyOptions { tied: Some(true), ..usual });
     add("qwen3-vocab-2k", Arch::Qwen3, TinyOptions { vocab: 2048, ..usual });

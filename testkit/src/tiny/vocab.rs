@@ -119,46 +119,66 @@ pub fn byte_symbol(byte: u8) -> char {
     }
 }
 
-/// Splits text roughly as the usual pre-tokenizers do: a word takes the space before it.
+/// Splits text as the pre-tokenizer of SmolLM2 does: a word takes the space before it, digits stand
+/// alone, and so do English contractions.
 pub fn words(text: &str) -> impl Iterator<Item = &str> {
-    #[derive(PartialEq, Clone, Copy)]
-    enum Class {
-        Letter,
-        Digit,
-        Space,
-        Other,
-    }
-    let class = |c: char| match c {
-        c if c.is_alphabetic() => Class::Letter,
-        c if c.is_numeric() => Class::Digit,
-        c if c.is_whitespace() => Class::Space,
-        _ => Class::Other,
-    };
     let mut rest = text;
     std::iter::from_fn(move || {
-        let first = rest.chars().next()?;
-        let mut end = first.len_utf8();
-        let after = rest[end..].chars().next();
-        let mut run = class(first);
-        if let (' ', Some(next)) = (first, after)
-            && matches!(class(next), Class::Letter | Class::Other)
-        {
-            end += next.len_utf8();
-            run = class(next);
-        }
-        if run != Class::Digit {
-            while let Some(next) = rest[end..].chars().next().filter(|c| class(*c) == run) {
-                end += next.len_utf8();
-            }
-            // The last space of a run belongs to the word that follows.
-            if run == Class::Space && end < rest.len() && end > 1 && rest[..end].ends_with(' ') {
-                end -= 1;
-            }
-        }
-        let (word, tail) = rest.split_at(end);
+        let (word, tail) = rest.split_at(first_word(rest)?);
         rest = tail;
         Some(word)
     })
+}
+
+#[derive(PartialEq, Clone, Copy)]
+enum Class {
+    Letter,
+    Digit,
+    Space,
+    Other,
+}
+
+impl Class {
+    fn of(c: char) -> Self {
+        match c {
+            c if c.is_alphabetic() => Self::Letter,
+            c if c.is_numeric() => Self::Digit,
+            c if c.is_whitespace() => Self::Space,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Returns the length in bytes of the first word.
+fn first_word(text: &str) -> Option<usize> {
+    const CONTRACTIONS: [&str; 7] = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"];
+    let first = text.chars().next()?;
+    if let Some(found) = CONTRACTIONS.iter().find(|part| text.starts_with(**part)) {
+        return Some(found.len());
+    }
+    let run_of = |class, from: &str| -> usize {
+        from.chars().take_while(|c| Class::of(*c) == class).map(char::len_utf8).sum()
+    };
+    let class = Class::of(first);
+    if class == Class::Digit {
+        return Some(first.len_utf8());
+    }
+    if class != Class::Space {
+        return Some(run_of(class, text));
+    }
+    let after = text[first.len_utf8()..].chars().next();
+    match after.map(Class::of) {
+        Some(next @ (Class::Letter | Class::Other)) if first == ' ' => {
+            Some(1 + run_of(next, &text[1..]))
+        }
+        Some(Class::Space) => {
+            let run = run_of(Class::Space, text);
+            // The last space of a run belongs to what follows.
+            let last = text[..run].chars().next_back().map_or(0, char::len_utf8);
+            Some(if run < text.len() { run - last } else { run })
+        }
+        _ => Some(first.len_utf8()),
+    }
 }
 
 /// Learns merges by the pair that is most frequent, ties to the smaller spelling, until no pair
@@ -254,7 +274,10 @@ mod tests {
         for text in [PROSE, "", " ", "  a  b\n\n c", "x1 22 ,, ..a\t\u{a0}é 🙂🙂"] {
             assert_eq!(words(text).collect::<String>(), text);
         }
-        assert_eq!(words("a  bc 12").collect::<Vec<_>>(), ["a", " ", " bc", " ", "1", "2"]);
+        let split = |text| words(text).collect::<Vec<_>>();
+        assert_eq!(split("a  bc 12"), ["a", " ", " bc", " ", "1", "2"]);
+        assert_eq!(split("a\n\n\nb \n"), ["a", "\n\n", "\n", "b", " \n"]);
+        assert_eq!(split("it's 'tis \"'sure'"), ["it", "'s", " '", "tis", " \"'", "sure", "'"]);
     }
 
     #[test]
