@@ -2,6 +2,7 @@
 
 use crate::interrupt;
 use smolmaxxing::ErrorKind;
+use smolmaxxing::log::{LogLevel, LogLine};
 use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -88,9 +89,10 @@ fn text(error: &anyhow::Error) -> String {
         }
         last = cause;
     }
-    let log = library_error(error).map(smolmaxxing::Error::log).unwrap_or_default();
-    for line in &log[log.len().saturating_sub(MAX_LOG_LINES)..] {
-        text += &format!("  {}: {}\n", line.source.as_str(), line.text.trim_end());
+    for line in log_lines(error) {
+        if !text.contains(line.text.trim_end()) {
+            text += &format!("  {}: {}\n", line.source.as_str(), line.text.trim_end());
+        }
     }
     if let Some(advice) = failure(error).and_then(|failure| failure.advice.as_deref()) {
         text += &format!("  help: {advice}\n");
@@ -100,6 +102,19 @@ fn text(error: &anyhow::Error) -> String {
 
 fn failure(error: &anyhow::Error) -> Option<&Failure> {
     error.downcast_ref::<Failure>().or_else(|| error.chain().find_map(|e| e.downcast_ref()))
+}
+
+/// The last warnings and errors that llama.cpp printed in the call that failed.
+fn log_lines(error: &anyhow::Error) -> Vec<&LogLine> {
+    let log = library_error(error).map(smolmaxxing::Error::log).unwrap_or_default();
+    let mut lines: Vec<_> = log
+        .iter()
+        .rev()
+        .filter(|line| matches!(line.level, LogLevel::Warn | LogLevel::Error))
+        .take(MAX_LOG_LINES)
+        .collect();
+    lines.reverse();
+    lines
 }
 
 fn library_error(error: &anyhow::Error) -> Option<&smolmaxxing::Error> {

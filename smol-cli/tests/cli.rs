@@ -5,6 +5,19 @@ mod common;
 use common::{output, smol};
 use std::process::{Command, Stdio};
 
+const COMMANDS: [&str; 10] = [
+    "run",
+    "chat",
+    "perplexity",
+    "bench",
+    "inspect",
+    "tokenize",
+    "pull",
+    "models",
+    "doctor",
+    "completions",
+];
+
 fn run(args: &[&str], code: i32) -> (String, String) {
     let folder = tempfile::tempdir().unwrap();
     output(smol(folder.path()).args(args), code)
@@ -14,7 +27,7 @@ fn run(args: &[&str], code: i32) -> (String, String) {
 fn help_texts() {
     let (top, _) = run(&["--help"], 0);
     insta::assert_snapshot!("help", top);
-    for command in ["pull", "models", "doctor", "completions"] {
+    for command in COMMANDS {
         let (text, _) = run(&[command, "--help"], 0);
         insta::assert_snapshot!(format!("help_{command}"), text);
     }

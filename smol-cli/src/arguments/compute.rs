@@ -1,27 +1,35 @@
 //! Context, batches and threads.
 
 use crate::failure::notice;
-use smol_engine::machine::Cpu;
-use smolmaxxing::ContextBuilder;
+use crate::units::bytes;
+use smol_engine::machine::{Cpu, Memory};
+use smolmaxxing::{CancelToken, Context, ContextBuilder, Error, ErrorKind, Model, Result};
+
+/// What a context takes beside its estimate: graphs, work buffers and the stacks of threads.
+const BESIDE_CONTEXT: u64 = 32 << 20;
 
 /// Settings of the context.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Computing")]
 pub struct ComputeArgs {
     /// Context in tokens: prompt and answer together [default: the model's, at most 4096]
-    #[arg(short, long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
     ctx: Option<u32>,
     /// Most tokens of the prompt that are computed at once [default: 2048]
-    #[arg(short, long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
     /// Threads [default: as many as there are big cores]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
 }
 
 impl ComputeArgs {
-    /// Adds these settings to a context's.
-    pub fn apply(&self, mut context: ContextBuilder) -> ContextBuilder {
+    /// Makes a context for the model with these settings; `cancel` stops its work.
+    pub fn build(&self, model: &Model, cancel: &CancelToken) -> Result<Context> {
+        let mut context = model.context().cancel(cancel);
         if let Some(n_ctx) = self.ctx {
             context = context.n_ctx(n_ctx);
         }
@@ -29,8 +37,28 @@ impl ComputeArgs {
             context = context.n_batch(n_batch);
         }
         let threads = clamped_threads(self.threads);
-        context.threads(threads, threads)
+        context = context.threads(threads, threads);
+        check_memory(&context, Memory::probe().usable())?;
+        context.build()
     }
+}
+
+/// Refuses a context that fits only on paper: where memory runs out in the middle, llama.cpp ends
+/// the process.
+fn check_memory(context: &ContextBuilder, usable: Option<u64>) -> Result<()> {
+    let estimate = context.memory_estimate().total();
+    let needed = estimate.saturating_add(BESIDE_CONTEXT);
+    // What exceeds memory by itself is refused with better advice when the context is built.
+    let tight = |usable: &u64| (estimate..needed).contains(usable);
+    let Some(usable) = usable.filter(tight) else { return Ok(()) };
+    let message = format!(
+        "the context needs about {} of memory but {} are available; use a smaller one with -c, or a smaller \
+         batch with -b",
+        bytes(needed),
+        bytes(usable)
+    );
+    let kind = ErrorKind::OutOfMemory { needed: Some(needed), available: Some(usable) };
+    Err(Error::new(kind, message))
 }
 
 /// Returns the number of threads to use: the default, or what was asked for if the machine

@@ -1,12 +1,19 @@
 //! Loads a model with a progress bar and Ctrl-C.
 
 use crate::progress;
-use smolmaxxing::{CancelToken, LoadMode, Model, Result};
+use crate::units::bytes;
+use smol_engine::machine::Memory;
+use smolmaxxing::{CancelToken, Error, ErrorKind, LoadMode, Model, Result};
 use std::ops::ControlFlow;
 use std::path::Path;
 
+/// Memory below which not even a file's header is read: the process would end where an allocation
+/// fails, without a word.
+const MIN_MEMORY: u64 = 24 << 20;
+
 /// Loads the model's weights; `cancel` stops it.
 pub fn load_model(path: &Path, cancel: &CancelToken) -> Result<Model> {
+    check_memory(path)?;
     let bar = progress::steps("loading", 100);
     let shown = bar.clone();
     let model = Model::builder(path)
@@ -22,8 +29,22 @@ pub fn load_model(path: &Path, cancel: &CancelToken) -> Result<Model> {
 
 /// Loads a model of which only the vocabulary is used.
 pub fn load_vocabulary(path: &Path, cancel: &CancelToken) -> Result<Model> {
+    check_memory(path)?;
     // Mapped weights cost nothing until they are touched.
     Model::builder(path).load_mode(LoadMode::Mmap).repack(false).cancel(cancel).load()
+}
+
+fn check_memory(path: &Path) -> Result<()> {
+    let available = Memory::probe().usable();
+    if available.is_none_or(|available| available >= MIN_MEMORY) {
+        return Ok(());
+    }
+    let message = format!(
+        "only {} of memory are left to this process, too little for any model; raise its limit",
+        bytes(available.unwrap_or(0))
+    );
+    let kind = ErrorKind::OutOfMemory { needed: None, available };
+    Err(Error::new(kind, message).with_path(path))
 }
 
 /// Bits that a weight takes on average.

@@ -13,20 +13,20 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Temperature; 0 always takes the likeliest token [default: 0.8]
-    #[arg(long, value_name = "T", value_parser = |text: &str| number(text, 0.0..=100.0))]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0..=100.0))]
     temp: Option<f32>,
     /// Choose among the K likeliest tokens; 0 is all [default: 40]
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
     /// Choose among the likeliest tokens that make up this probability; 1 is all [default: 0.95]
-    #[arg(long, value_name = "P", value_parser = |text: &str| number(text, 0.0..=1.0))]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0..=1.0))]
     top_p: Option<f32>,
     /// Leave out tokens below this part of the likeliest one's probability [default: 0.05]
-    #[arg(long, value_name = "P", value_parser = |text: &str| number(text, 0.0..=1.0))]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0..=1.0))]
     min_p: Option<f32>,
     /// Make tokens that were there less likely; 1 is off
     /// [default: 1, and 1.15 for models of less than 3 bits]
-    #[arg(long, value_name = "R", value_parser = |text: &str| number(text, 0.01..=100.0))]
+    #[arg(long, value_name = "R", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.01..=100.0))]
     repeat_penalty: Option<f32>,
     /// How many of the last tokens count for --repeat-penalty [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1_000_000))]

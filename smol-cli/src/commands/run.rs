@@ -27,7 +27,7 @@ pub struct Args {
     #[command(flatten)]
     prompt: PromptArgs,
     /// Most tokens of the answer [default: until its end, or until the context is full]
-    #[arg(short = 'n', long = "tokens", value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
     tokens: Option<usize>,
     /// Complete the text as it is, without the model's chat template
     #[arg(long)]
@@ -78,7 +78,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
             sampler = sampler.grammar(grammar);
         }
         let sampler = sampler.build(&model)?;
-        Session::new(args.compute.apply(model.context()).cancel(&cancel).build()?, sampler)
+        Session::new(args.compute.build(&model, &cancel)?, sampler)
     });
     let load = start.elapsed();
     let outcome = match session {
@@ -135,7 +135,7 @@ pub fn stream(
     mut generation: Generation<'_>,
     mut write: impl FnMut(&str) -> io::Result<()>,
 ) -> Result<(Finish, Stats)> {
-    while let Some(piece) = generation.next() {
+    for piece in generation.by_ref() {
         let piece = piece?;
         if !piece.text.is_empty() {
             write(&piece.text)?;

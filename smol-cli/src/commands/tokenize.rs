@@ -30,6 +30,8 @@ struct Row {
     id: i32,
     /// Parts of characters are shown as replacement characters.
     text: String,
+    /// In hexadecimal.
+    bytes: String,
 }
 
 /// Prints the tokens.
@@ -45,7 +47,11 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         .into_iter()
         .map(|token| {
             let bytes = vocab.token_bytes(token, true)?;
-            Ok(Row { id: token.0, text: String::from_utf8_lossy(&bytes).into_owned() })
+            Ok(Row {
+                id: token.0,
+                text: String::from_utf8_lossy(&bytes).into_owned(),
+                bytes: bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+            })
         })
         .collect::<smolmaxxing::Result<Vec<_>>>()?;
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -54,7 +60,10 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         writeln!(out)?;
     } else {
         for row in &rows {
-            writeln!(out, "{:6} {:?}", row.id, row.text)?;
+            match row.text.contains('\u{fffd}') {
+                true => writeln!(out, "{:6} bytes {}", row.id, row.bytes)?,
+                false => writeln!(out, "{:6} {:?}", row.id, row.text)?,
+            }
         }
     }
     out.flush()?;

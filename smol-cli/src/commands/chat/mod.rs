@@ -30,6 +30,9 @@ pub struct Args {
     /// Instructions that hold for the whole conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<OsString>,
+    /// Most tokens of an answer [default: until its end, or until the context is full]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
+    tokens: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -58,7 +61,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     interrupt::cancel_on_ctrl_c(&cancel)?;
     let model = load_model(&path, &cancel)?;
     let sampler = args.sampling.builder(bits_per_weight(&model)).build(&model)?;
-    let mut session = Session::new(args.compute.apply(model.context()).build()?, sampler)?;
+    let mut session = Session::new(args.compute.build(&model, &cancel)?, sampler)?;
     if let Some(warning) = session.chat_template().warning() {
         notice(warning);
     }
@@ -69,7 +72,8 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         writeln!(io::stdout(), "{name}, context {context} tokens; /help lists the commands")?;
     }
     let first: Vec<_> = system.map(Message::system).into_iter().collect();
-    let mut chat = Chat { session, messages: first.clone(), first, last: None, cancel };
+    let mut chat =
+        Chat { session, messages: first.clone(), first, last: None, cancel, tokens: args.tokens };
     while let Line::Text(line) = input.next()? {
         let line = line.trim();
         match line.strip_prefix('/') {
@@ -107,6 +111,8 @@ struct Chat {
     first: Vec<Message>,
     last: Option<(Finish, Stats)>,
     cancel: CancelToken,
+    /// Most tokens of an answer.
+    tokens: Option<usize>,
 }
 
 impl Chat {
@@ -124,6 +130,7 @@ impl Chat {
     fn answer(&mut self) -> Result<String> {
         self.cancel.reset();
         let generate = GenerateOptions {
+            max_tokens: self.tokens,
             loop_detector: Some(LoopOptions::default()),
             cancel: Some(self.cancel.clone()),
             ..GenerateOptions::default()
@@ -139,7 +146,9 @@ impl Chat {
         })?;
         writeln!(io::stdout())?;
         match finish {
-            Finish::Length => notice("the context is full; /reset starts over"),
+            Finish::Length if self.tokens.is_none_or(|n| stats.generated_tokens < n) => {
+                notice("the context is full; /reset starts over");
+            }
             Finish::Loop(_) => notice("stopped, as the answer repeats itself"),
             _ => {}
         }

@@ -1,0 +1,80 @@
+//! `smol chat` with its input from a pipe.
+
+mod common;
+#[path = "common/model.rs"]
+mod model;
+
+use common::{output, smol};
+use model::tiny_model;
+use std::path::Path;
+
+fn chat(folder: &Path, args: &[&str], input: &str) -> (String, String) {
+    let model = folder.join("tiny.gguf");
+    let model = if model.exists() { model } else { tiny_model(folder) };
+    let mut command = smol(folder);
+    command
+        .arg("chat")
+        .arg("-m")
+        .arg(model)
+        .args(["--seed", "1", "-c", "512", "-n", "8", "-t", "1"])
+        .args(args);
+    output(command.write_stdin(input), 0)
+}
+
+#[test]
+fn answers_each_line_and_ends_with_the_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let (stdout, stderr) =
+        chat(folder.path(), &["--system", "Be brief."], "Hello\n\nAnd you?\n/stats\n");
+    assert!(stdout.contains("tokens at"), "{stdout}\n{stderr}");
+    assert!(stdout.contains("context: "), "{stdout}");
+    // The second turn starts where the first one ended.
+    let stats = stdout.lines().find(|line| line.contains("reused")).unwrap();
+    assert!(!stats.contains("(0 reused)"), "{stats}");
+}
+
+#[test]
+fn commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("chat.json");
+    let input = format!(
+        "/help\n/stats\n/nonsense\n/save\n/load /no/such/file\nHello\n/save {0}\n/reset\n/stats\n\
+         /load {0}\n/quit\nnever answered\n",
+        saved.display()
+    );
+    let (stdout, stderr) = chat(folder.path(), &[], &input);
+    assert!(stdout.contains("/reset       forget the conversation"), "{stdout}");
+    assert_eq!(stdout.matches("no answer yet").count(), 2, "{stdout}");
+    for words in [
+        "there is no command /nonsense",
+        "/save needs the name of a file",
+        "cannot read /no/such/file",
+        "2 messages",
+    ] {
+        assert!(stderr.contains(words), "{words} in {stderr}");
+    }
+    let messages: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(saved).unwrap()).unwrap();
+    assert_eq!(messages[0]["role"], "user");
+    assert_eq!(messages[0]["content"], "Hello");
+    assert_eq!(messages[1]["role"], "assistant");
+}
+
+#[test]
+fn a_conversation_that_is_too_long_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = "word ".repeat(2000);
+    let (_, stderr) = chat(folder.path(), &[], &format!("{long}\n/stats\n"));
+    assert!(stderr.contains("no longer fits into the context"), "{stderr}");
+    assert!(stderr.contains("/reset"), "{stderr}");
+}
+
+#[test]
+fn models_without_a_template_get_chatml_and_a_notice() {
+    use testkit::tiny::{self, Arch, Template, TinyOptions};
+    let folder = tempfile::tempdir().unwrap();
+    let options = TinyOptions { byte_level: true, template: Template::None, ..Default::default() };
+    tiny::write(&folder.path().join("tiny.gguf"), Arch::Llama, &options).unwrap();
+    let (_, stderr) = chat(folder.path(), &[], "/quit\n");
+    assert!(stderr.contains("ChatML"), "{stderr}");
+}
