@@ -124,7 +124,8 @@ impl Group {
         let objects_dir = out_dir.join("objects").join(self.name);
         let stamp = objects_dir.join("stamp");
         let mut build = cc::Build::new();
-        build.cpp(self.cpp).std(if self.cpp { "c++17" } else { "c11" });
+        // The GNU dialects, as upstream: GCC contracts to FMA in them and not in the strict ones.
+        build.cpp(self.cpp).std(if self.cpp { "gnu++17" } else { "gnu11" });
         build.out_dir(&objects_dir).opt_level(3).debug(false).warnings(self.warnings);
         build.files(&self.files);
         for dir in &self.includes {
