@@ -173,6 +173,20 @@ fn relations_that_single_architectures_assert() {
     refuses_model(&qwen, &["inner_size` is 60, allowed is 64, which is"]);
     assert!(qwen.set("qwen35.ssm.inner_size", 64u32).check().is_usable());
 
+    let compressed = [
+        ("attention.key_length_mla", 24),
+        ("attention.value_length_mla", 16),
+        ("attention.kv_lora_rank", 32),
+        ("rope.dimension_count", 8),
+    ];
+    let mut deepseek = family("deepseek2", &compressed);
+    refuses_model(&deepseek, &["`deepseek2.attention.key_length` is missing, allowed is 40"]);
+    refuses_model(
+        deepseek.set("deepseek2.attention.key_length", 24u32),
+        &["key_length` is 24, allowed is 40"],
+    );
+    assert!(deepseek.set("deepseek2.attention.key_length", 40u32).check().is_usable());
+
     let mut ling = family("bailingmoe3", &[]);
     refuses_model(ling.set("bailingmoe3.kda.safe_gate", false), &["kda.safe_gate` is false"]);
 }

@@ -24,12 +24,19 @@ pub(super) fn check(model: &Model<'_>, report: &mut Report) {
         "gemma4" => own_keys_and_values(model, report),
         "gemma-embedding" => dense_layers(model, report),
         "nanbeige" => loops(model, report),
-        "bailingmoe3" => gates(model, report),
+        "bailingmoe3" => {
+            gates(model, report);
+            compressed_key(model, report);
+        }
         "wavtokenizer-dec" => {
             let width = model.get("convnext.embedding_length").and_then(Value::as_u64);
             equal(model, "posnet.embedding_length", width, "convnext.embedding_length", report);
         }
-        "deepseek2" | "hy_v4" => unrotated_part(model, report),
+        "deepseek2" => {
+            unrotated_part(model, report);
+            compressed_key(model, report);
+        }
+        "hy_v4" => unrotated_part(model, report),
         _ => {}
     }
 }
@@ -165,6 +172,28 @@ fn unrotated_part(model: &Model<'_>, report: &mut Report) {
     {
         model.out_of_range(ROTATED, rotated, format!("less than {key}, the key's"), report);
     }
+}
+
+/// The cache holds the compressed key beside its rotated part.
+fn compressed_key(model: &Model<'_>, report: &mut Report) {
+    const KEY: &str = "attention.key_length";
+    let is_compressed = ["attention.key_length_mla", "attention.value_length_mla"]
+        .iter()
+        .all(|suffix| get(model, suffix).is_some_and(|n| n > 0));
+    let (Some(rank), Some(rotated)) =
+        (get(model, "attention.kv_lora_rank"), get(model, "rope.dimension_count"))
+    else {
+        return;
+    };
+    if !is_compressed {
+        return;
+    }
+    let expected = rank.saturating_add(rotated);
+    if model.get(KEY).is_none() {
+        model.out_of_range(KEY, "missing", expected.to_string(), report);
+    }
+    let formula = "attention.kv_lora_rank + rope.dimension_count";
+    equal(model, KEY, Some(expected), formula, report);
 }
 
 fn get(model: &Model<'_>, suffix: &str) -> Option<u64> {

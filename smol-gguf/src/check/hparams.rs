@@ -159,7 +159,9 @@ fn head_sizes(model: &Model<'_>, n_head: u32, n_embd: Option<u32>, report: &mut 
     const ROTATED_SWA: &str = "rope.dimension_count_swa";
     // Lengths aren't read where the first layer has no heads.
     let Some(n_embd) = n_embd.filter(|_| n_head > 0) else { return };
-    let least = u32::from(model.has_attention());
+    // Compressed keys and values have lengths of their own.
+    let is_compressed = model.get("attention.key_length_mla").is_some();
+    let least = u32::from(model.has_attention() && !is_compressed);
     let length = |suffix: &str, default: u32, report: &mut Report| match model.get(suffix) {
         None => Some(default),
         Some(_) => model.u32_in(suffix, least..=MAX_WIDTH, report),
@@ -191,11 +193,7 @@ fn head_sizes(model: &Model<'_>, n_head: u32, n_embd: Option<u32>, report: &mut 
             model.out_of_range(ROTATED, rotated, allowed, report);
         }
     } else if architecture::has_rope(model.arch) {
-        // Compressed keys have a rotated part beside their own length.
-        let most = match model.get("attention.key_length_mla") {
-            None => key,
-            Some(_) => MAX_WIDTH,
-        };
+        let most = if is_compressed { MAX_WIDTH } else { key };
         if rotated < 2 || rotated > most || !rotated.is_multiple_of(2) {
             let allowed = format!("an even number from 2 to {most}");
             model.out_of_range(ROTATED, rotated, allowed, report);
