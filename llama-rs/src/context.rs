@@ -287,7 +287,8 @@ impl Context {
             DecodeOutcome::Done => {
                 self.update_pending = false;
                 self.raw.synchronize()?;
-                if let Some(error) = failed_observer {
+                let lost = self.model().check_files_unchanged().err();
+                if let Some(error) = failed_observer.or(lost) {
                     return Err(self.roll_back(&before, error));
                 }
                 self.rows.wanted.extend_from_slice(outputs);

@@ -60,6 +60,10 @@ impl ModelFiles {
         self.states.iter().map(|state| state.len).sum()
     }
 
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        self.states.iter().map(|state| state.path.clone()).collect()
+    }
+
     /// The paths for C, in the order of the shards.
     pub(crate) fn c_paths(&self) -> Result<Vec<CString>> {
         self.states.iter().map(|state| c_path(&state.path)).collect()

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use smol_gguf::{Metadata, Value};
 
 use crate::context_builder::ContextBuilder;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::RawModel;
 use crate::files::FileState;
 use crate::model_builder::ModelBuilder;
@@ -30,14 +31,15 @@ pub struct Model {
     inner: Arc<Inner>,
 }
 
-struct Inner {
-    raw: RawModel,
-    path: PathBuf,
-    metadata: Metadata,
-    files: Vec<FileState>,
-    /// Whether weights are read from the files while the model runs.
-    mapped: bool,
-    fingerprint: u128,
+/// A loaded model and what belongs to it. Fields are dropped in this order.
+pub(crate) struct Inner {
+    /// Guards the files' mappings, if weights are read from them while the model runs.
+    pub(crate) mapping: Option<Arc<MappingGuard>>,
+    pub(crate) raw: RawModel,
+    pub(crate) path: PathBuf,
+    pub(crate) metadata: Metadata,
+    pub(crate) files: Vec<FileState>,
+    pub(crate) fingerprint: u128,
 }
 
 impl Model {
@@ -54,15 +56,8 @@ impl Model {
         Self::builder(path).load()
     }
 
-    pub(crate) fn new(
-        raw: RawModel,
-        path: PathBuf,
-        metadata: Metadata,
-        files: Vec<FileState>,
-        mapped: bool,
-        fingerprint: u128,
-    ) -> Self {
-        Self { inner: Arc::new(Inner { raw, path, metadata, files, mapped, fingerprint }) }
+    pub(crate) fn new(inner: Inner) -> Self {
+        Self { inner: Arc::new(inner) }
     }
 
     pub(crate) fn raw(&self) -> &RawModel {
@@ -73,12 +68,14 @@ impl Model {
         self.inner.fingerprint
     }
 
-    /// Refuses to compute with weights that are not in the file any more.
+    /// Refuses to compute with weights that are not in the file any more, or to trust what was computed with them.
     pub(crate) fn check_files_unchanged(&self) -> Result<()> {
-        if !self.inner.mapped {
-            return Ok(());
+        let Some(mapping) = &self.inner.mapping else { return Ok(()) };
+        self.inner.files.iter().try_for_each(FileState::check_not_shortened)?;
+        if mapping.was_hit() {
+            return Err(files_lost(&self.inner.path));
         }
-        self.inner.files.iter().try_for_each(FileState::check_not_shortened)
+        Ok(())
     }
 
     /// Returns the path that the model was loaded from.
@@ -176,6 +173,12 @@ impl Model {
         let causal = self.metadata().arch_get("attention.causal").and_then(Value::as_bool);
         causal == Some(false)
     }
+}
+
+/// The error for mapped files that lost bytes and may have them back by now.
+pub(crate) fn files_lost(path: &Path) -> Error {
+    let message = "the file was shortened while the model was loaded; load it again";
+    Error::new(ErrorKind::FileChanged, message).with_path(path)
 }
 
 impl fmt::Debug for Model {

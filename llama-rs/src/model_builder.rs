@@ -3,16 +3,18 @@
 use std::fmt;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use smol_gguf::{Depth, Metadata, Value};
 
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
 use crate::ffi::{call, system};
 use crate::files::{FileState, ModelFiles, gguf_error};
 use crate::memory::human;
-use crate::model::Model;
+use crate::model::{Inner, Model, files_lost};
 
 /// How weights get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,8 +27,9 @@ pub enum LoadMode {
     Read,
     /// Map the file: the system reads pages when they are used and drops them when memory is short.
     ///
-    /// The file must not be shortened while the model lives. Each decode checks that and returns an error, but a file
-    /// that is cut in the middle of a decode ends the process (SIGBUS), as with every memory map.
+    /// If the file is shortened while the model lives, each further decode returns an error. On Linux and Android that
+    /// holds in the middle of a decode too, by a handler of SIGBUS that lets all other faults pass; elsewhere such a
+    /// decode ends the process, as with every memory map.
     Mmap,
     /// Map the file and keep its pages in memory.
     Mlock,
@@ -159,6 +162,9 @@ impl ModelBuilder {
         self.check_cancelled()?;
         let fingerprint = files.fingerprint()?;
         let mode = self.effective_mode(files.len(), system::available_memory())?;
+        let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
+        let mapping = mapped.then(|| Arc::new(MappingGuard::new(files.paths())));
+        let guarded = mapping.clone();
         let raw = RawModel::load(LoadRequest {
             paths: files.c_paths()?,
             mode,
@@ -167,11 +173,18 @@ impl ModelBuilder {
             overrides: self.overrides.into_iter().map(|(key, value)| (key, value.into())).collect(),
             progress: self.progress,
             cancel: self.cancel,
+            before_reading: guarded.map(|mapping| Box::new(move || mapping.refresh()) as _),
         })?;
-        let states = files.into_states();
-        states.iter().try_for_each(FileState::check_unchanged)?;
-        let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
-        Ok(Model::new(raw, self.path, metadata, states, mapped, fingerprint))
+        let files = files.into_states();
+        files.iter().try_for_each(FileState::check_unchanged)?;
+        if let Some(mapping) = &mapping {
+            // llama.cpp has unmapped what it doesn't need.
+            mapping.refresh();
+            if mapping.was_hit() {
+                return Err(files_lost(&self.path));
+            }
+        }
+        Ok(Model::new(Inner { mapping, raw, path: self.path, metadata, files, fingerprint }))
     }
 
     fn check_cancelled(&self) -> Result<()> {

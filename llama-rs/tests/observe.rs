@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use llama_rs::{Context, ErrorKind, Model, NodeInfo, Observer, SeqId, Token, observe};
+use llama_rs::{Context, ErrorKind, LoadMode, Model, NodeInfo, Observer, SeqId, Token, observe};
 use testkit::tiny::{self, Arch, TinyOptions};
 
 /// One test at a time: what one decodes the others' observers would see.
@@ -149,4 +149,56 @@ fn attaching_from_an_observer_is_an_error_instead_of_a_deadlock() {
     let mut context = context(&folder);
     let _guard = observe(Arc::new(Nested)).unwrap();
     context.prefill(SeqId::FIRST, &tokens(2)).unwrap();
+}
+
+/// Shortens a file in the middle of a decode.
+struct Shortens(std::path::PathBuf);
+
+impl Observer for Shortens {
+    fn graph_begin(&self, _n_nodes: usize) {
+        std::fs::OpenOptions::new().write(true).open(&self.0).unwrap().set_len(4096).unwrap();
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+#[test]
+fn a_mapped_file_shortened_in_a_decode_is_an_error_and_no_signal() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    tiny::write(&path, Arch::Llama, &TinyOptions::default()).unwrap();
+    let model = Model::builder(&path).load_mode(LoadMode::Mmap).load().unwrap();
+    let mut context = model.context().n_ctx(256).threads(1, 1).build().unwrap();
+    context.prefill(SeqId::FIRST, &tokens(5)).unwrap();
+    let guard = observe(Arc::new(Shortens(path.clone()))).unwrap();
+    let error = context.prefill(SeqId::FIRST, &tokens(5)).unwrap_err();
+    drop(guard);
+    assert_eq!(error.kind(), &ErrorKind::FileChanged, "{error}");
+    assert_eq!(context.kv().pos_range(SeqId::FIRST).unwrap(), Some(0..=4));
+    // Giving the file its length back doesn't bring its weights back.
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(1 << 30).unwrap();
+    let error = context.prefill(SeqId::FIRST, &tokens(5)).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::FileChanged, "{error}");
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+#[test]
+fn a_mapped_file_shortened_in_a_load_is_an_error_and_no_signal() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    tiny::write(&path, Arch::Llama, &TinyOptions::default()).unwrap();
+    let victim = Shortens(path.clone());
+    let loaded = Model::builder(&path)
+        .load_mode(LoadMode::Mmap)
+        .check_tensors(true)
+        .on_progress(move |fraction| {
+            if fraction > 0.1 && fraction < 0.3 {
+                victim.graph_begin(0);
+            }
+            std::ops::ControlFlow::Continue(())
+        })
+        .load();
+    assert_eq!(loaded.unwrap_err().kind(), &ErrorKind::FileChanged);
 }

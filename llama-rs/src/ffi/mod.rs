@@ -8,6 +8,7 @@ pub(crate) mod context;
 pub(crate) mod engine;
 pub(crate) mod grammar;
 pub(crate) mod log;
+pub(crate) mod mapping;
 pub(crate) mod model;
 pub(crate) mod panics;
 pub(crate) mod quantize;

@@ -41,6 +41,8 @@ pub(crate) struct LoadRequest {
     pub(crate) overrides: Vec<(String, RawOverride)>,
     pub(crate) progress: Option<ProgressFn>,
     pub(crate) cancel: Option<CancelToken>,
+    /// Called when the files are mapped and nothing has been read yet.
+    pub(crate) before_reading: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// Owns a `llama_model`.
@@ -60,6 +62,7 @@ unsafe impl Sync for RawModel {}
 struct Progress {
     callback: Option<ProgressFn>,
     cancel: Option<CancelToken>,
+    before_reading: Option<Box<dyn FnOnce() + Send>>,
     stopped: bool,
     panic: Option<String>,
 }
@@ -69,6 +72,10 @@ extern "C" fn on_progress(fraction: f32, user_data: *mut c_void) -> bool {
     // SAFETY: `load` passes a live `Progress`, and llama.cpp calls back on the loading thread only, one call at a time
     // (llama-model-loader.cpp, load_all_data).
     let progress = unsafe { &mut *progress };
+    if let Some(before_reading) = progress.before_reading.take() {
+        // Our own code; a panic would be a fault of ours and must not pass into C.
+        let _ = catch_unwind(AssertUnwindSafe(before_reading));
+    }
     if progress.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
         progress.stopped = true;
         return false;
@@ -96,6 +103,7 @@ impl RawModel {
         let mut progress = Progress {
             callback: request.progress,
             cancel: request.cancel,
+            before_reading: request.before_reading,
             stopped: false,
             panic: None,
         };

@@ -147,16 +147,34 @@ mod tests {
     fn llama_cpp_parses_what_passes_the_check() {
         let model = model();
         let atom = prop::sample::select(vec![
-            "\"a\"", "\"\"", "\"\\x41é\"", "[a-z]", "[^\\n]", "[\\]-]", "[a-]", ".", "x ", "y ", "root ", "<[3]>",
-            "!<[3]>", "(\"b\" | x)", "(\"c\"?)", "(\n y )", "# c\n",
+            "\"a\"",
+            "\"\"",
+            "\"\\x41é\"",
+            "[a-z]",
+            "[^\\n]",
+            "[\\]-]",
+            "[a-]",
+            ".",
+            "x ",
+            "y ",
+            "root ",
+            "<[3]>",
+            "!<[3]>",
+            "(\"b\" | x)",
+            "(\"c\"?)",
+            "(\n y )",
+            "# c\n",
         ]);
-        let suffix = prop::sample::select(vec!["", "", "", "*", "+", "?", "{2}", "{0,3}", "{1,}", " | "]);
+        let suffix =
+            prop::sample::select(vec!["", "", "", "*", "+", "?", "{2}", "{0,3}", "{1,}", " | "]);
         let good = (atom, suffix).prop_map(|(atom, suffix)| format!("{atom}{suffix}"));
-        let junk = prop::sample::select(vec!["{,2}", "(", ")", "[]-a]", "\\", "\n", "\"", "é", "<"]);
+        let junk =
+            prop::sample::select(vec!["{,2}", "(", ")", "[]-a]", "\\", "\n", "\"", "é", "<"]);
         let item = prop_oneof![12 => good, 1 => junk.prop_map(str::to_owned)];
         let body = prop::collection::vec(item, 0..5);
         let passed = std::cell::Cell::new(0);
-        let config = ProptestConfig { cases: 500, failure_persistence: None, ..Default::default() };
+        let config =
+            ProptestConfig { cases: 1500, failure_persistence: None, ..Default::default() };
         let random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
         TestRunner::new_with_rng(config, random)
             .run(&(body.clone(), body), |(root, x)| {
@@ -169,7 +187,7 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        assert!(passed.get() > 100, "{passed:?}");
+        assert!(passed.get() > 200, "{passed:?}");
     }
 
     #[test]
