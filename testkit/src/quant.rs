@@ -176,7 +176,8 @@ pub fn decode(ty: TensorType, bytes: &[u8], len: usize) -> Result<Vec<f32>> {
 
 /// Writes a copy of `input` whose matrices have the types of a mix.
 ///
-/// `mix.tied` is taken from the file. Rows are converted in pieces, so memory stays small.
+/// `mix.tied` is taken from the file. Vectors and the like are copied as they are. Rows are
+/// converted in pieces, so memory stays small.
 ///
 /// # Errors
 /// If a file can't be read or written, or a tensor can't be converted.
@@ -188,8 +189,12 @@ pub fn quantize(input: &Path, output: &Path, mix: Mix) -> Result<()> {
     draft.metadata.set("general.quantization_version", 2u32);
     for name in source.names() {
         let dims = source.dims(name)?;
-        let ty = mix.tensor_type(name, &dims);
         let source = &source;
+        if !is_matrix(name, &dims) {
+            draft.pieces(name, &dims, source.ty(name)?, 1, move |_| source.bytes(name));
+            continue;
+        }
+        let ty = mix.tensor_type(name, &dims);
         draft.rows(name, &dims, ty, move |rows| source.rows(name, rows));
     }
     draft.write(output)

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use smol_gguf::{Gguf, Metadata};
+use smol_gguf::{Gguf, Metadata, TensorType};
 
 use crate::quant;
 
@@ -64,6 +64,22 @@ impl Source {
     /// If there is no such tensor.
     pub fn dims(&self, name: &str) -> Result<Vec<u64>> {
         Ok(self.info(name)?.shape().to_vec())
+    }
+
+    /// Returns the type of a tensor.
+    ///
+    /// # Errors
+    /// If there is no such tensor.
+    pub fn ty(&self, name: &str) -> Result<TensorType> {
+        Ok(self.info(name)?.ty())
+    }
+
+    /// Returns the bytes of a tensor.
+    ///
+    /// # Errors
+    /// If there is no such tensor or it can't be read.
+    pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
+        Ok(self.file.data(self.info(name)?)?.into_owned())
     }
 
     /// Returns some rows of a tensor as numbers.

@@ -219,7 +219,7 @@ impl Entry {
     /// Writes the model to `NAME.gguf` in a folder.
     ///
     /// # Errors
-    /// As [`write`].
+    /// As [`write()`].
     pub fn write_in(&self, folder: &Path) -> Result<TinyModel> {
         write(&folder.join(self.name).with_extension("gguf"), self.arch, &self.options)
     }
