@@ -1,5 +1,8 @@
 //! Fetches the pinned llama.cpp, applies the patch series to a copy, compiles it and reports what was built.
 
+// Cargo reads instructions from standard output.
+#![allow(clippy::print_stdout)]
+
 mod cpu_level;
 mod files;
 mod info;
