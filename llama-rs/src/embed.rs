@@ -44,7 +44,7 @@ impl Embedder {
     /// As [`ContextBuilder::build`], and [`ErrorKind::Unsupported`] for models that rank texts instead.
     pub fn with_context(builder: ContextBuilder, pooling: Pooling) -> Result<Self> {
         let context = builder.embeddings(pooling).build()?;
-        if context.raw.pooling() == ggml_sys::LLAMA_POOLING_TYPE_RANK as i32 {
+        if context.raw.pooling() == ggml_sys::LLAMA_POOLING_TYPE_RANK {
             let message = "this model ranks texts; choose a pooling to get embeddings";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }

@@ -82,7 +82,7 @@ impl<'a> Layers<'a> {
     fn is_recurrent_layer(&self, layer: u64) -> bool {
         // qwen35 and its kin: every n-th layer is full attention, the others are recurrent.
         match self.number("full_attention_interval") {
-            Some(interval) if interval > 0 => (layer + 1) % interval != 0,
+            Some(interval) if interval > 0 => !(layer + 1).is_multiple_of(interval),
             _ => false,
         }
     }
@@ -96,7 +96,7 @@ impl<'a> Layers<'a> {
             // Of each n layers the last one is full. 6 is the largest pattern of models that don't write it.
             value => {
                 let pattern = value.and_then(Value::as_u64).unwrap_or(6);
-                pattern > 0 && (layer + 1) % pattern != 0
+                pattern > 0 && !(layer + 1).is_multiple_of(pattern)
             }
         }
     }

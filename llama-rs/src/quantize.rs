@@ -40,30 +40,30 @@ pub enum FileType {
 }
 
 impl FileType {
-    const NAMES: [(Self, &'static str, u32); 23] = [
-        (Self::F32, "F32", ggml_sys::LLAMA_FTYPE_ALL_F32 as u32),
-        (Self::F16, "F16", ggml_sys::LLAMA_FTYPE_MOSTLY_F16 as u32),
-        (Self::Bf16, "BF16", ggml_sys::LLAMA_FTYPE_MOSTLY_BF16 as u32),
-        (Self::Q8_0, "Q8_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q8_0 as u32),
-        (Self::Q6K, "Q6_K", ggml_sys::LLAMA_FTYPE_MOSTLY_Q6_K as u32),
-        (Self::Q5KM, "Q5_K_M", ggml_sys::LLAMA_FTYPE_MOSTLY_Q5_K_M as u32),
-        (Self::Q5KS, "Q5_K_S", ggml_sys::LLAMA_FTYPE_MOSTLY_Q5_K_S as u32),
-        (Self::Q5_1, "Q5_1", ggml_sys::LLAMA_FTYPE_MOSTLY_Q5_1 as u32),
-        (Self::Q5_0, "Q5_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q5_0 as u32),
-        (Self::Q4KM, "Q4_K_M", ggml_sys::LLAMA_FTYPE_MOSTLY_Q4_K_M as u32),
-        (Self::Q4KS, "Q4_K_S", ggml_sys::LLAMA_FTYPE_MOSTLY_Q4_K_S as u32),
-        (Self::Q4_1, "Q4_1", ggml_sys::LLAMA_FTYPE_MOSTLY_Q4_1 as u32),
-        (Self::Q4_0, "Q4_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q4_0 as u32),
-        (Self::Iq4Nl, "IQ4_NL", ggml_sys::LLAMA_FTYPE_MOSTLY_IQ4_NL as u32),
-        (Self::Iq4Xs, "IQ4_XS", ggml_sys::LLAMA_FTYPE_MOSTLY_IQ4_XS as u32),
-        (Self::Q3KL, "Q3_K_L", ggml_sys::LLAMA_FTYPE_MOSTLY_Q3_K_L as u32),
-        (Self::Q3KM, "Q3_K_M", ggml_sys::LLAMA_FTYPE_MOSTLY_Q3_K_M as u32),
-        (Self::Q3KS, "Q3_K_S", ggml_sys::LLAMA_FTYPE_MOSTLY_Q3_K_S as u32),
-        (Self::Q2K, "Q2_K", ggml_sys::LLAMA_FTYPE_MOSTLY_Q2_K as u32),
-        (Self::Tq2_0, "TQ2_0", ggml_sys::LLAMA_FTYPE_MOSTLY_TQ2_0 as u32),
-        (Self::Tq1_0, "TQ1_0", ggml_sys::LLAMA_FTYPE_MOSTLY_TQ1_0 as u32),
-        (Self::Q2_0, "Q2_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q2_0 as u32),
-        (Self::Q1_0, "Q1_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q1_0 as u32),
+    const NAMES: [(Self, &'static str, ggml_sys::llama_ftype); 23] = [
+        (Self::F32, "F32", ggml_sys::LLAMA_FTYPE_ALL_F32),
+        (Self::F16, "F16", ggml_sys::LLAMA_FTYPE_MOSTLY_F16),
+        (Self::Bf16, "BF16", ggml_sys::LLAMA_FTYPE_MOSTLY_BF16),
+        (Self::Q8_0, "Q8_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q8_0),
+        (Self::Q6K, "Q6_K", ggml_sys::LLAMA_FTYPE_MOSTLY_Q6_K),
+        (Self::Q5KM, "Q5_K_M", ggml_sys::LLAMA_FTYPE_MOSTLY_Q5_K_M),
+        (Self::Q5KS, "Q5_K_S", ggml_sys::LLAMA_FTYPE_MOSTLY_Q5_K_S),
+        (Self::Q5_1, "Q5_1", ggml_sys::LLAMA_FTYPE_MOSTLY_Q5_1),
+        (Self::Q5_0, "Q5_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q5_0),
+        (Self::Q4KM, "Q4_K_M", ggml_sys::LLAMA_FTYPE_MOSTLY_Q4_K_M),
+        (Self::Q4KS, "Q4_K_S", ggml_sys::LLAMA_FTYPE_MOSTLY_Q4_K_S),
+        (Self::Q4_1, "Q4_1", ggml_sys::LLAMA_FTYPE_MOSTLY_Q4_1),
+        (Self::Q4_0, "Q4_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q4_0),
+        (Self::Iq4Nl, "IQ4_NL", ggml_sys::LLAMA_FTYPE_MOSTLY_IQ4_NL),
+        (Self::Iq4Xs, "IQ4_XS", ggml_sys::LLAMA_FTYPE_MOSTLY_IQ4_XS),
+        (Self::Q3KL, "Q3_K_L", ggml_sys::LLAMA_FTYPE_MOSTLY_Q3_K_L),
+        (Self::Q3KM, "Q3_K_M", ggml_sys::LLAMA_FTYPE_MOSTLY_Q3_K_M),
+        (Self::Q3KS, "Q3_K_S", ggml_sys::LLAMA_FTYPE_MOSTLY_Q3_K_S),
+        (Self::Q2K, "Q2_K", ggml_sys::LLAMA_FTYPE_MOSTLY_Q2_K),
+        (Self::Tq2_0, "TQ2_0", ggml_sys::LLAMA_FTYPE_MOSTLY_TQ2_0),
+        (Self::Tq1_0, "TQ1_0", ggml_sys::LLAMA_FTYPE_MOSTLY_TQ1_0),
+        (Self::Q2_0, "Q2_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q2_0),
+        (Self::Q1_0, "Q1_0", ggml_sys::LLAMA_FTYPE_MOSTLY_Q1_0),
     ];
 
     /// Returns all mixes.
@@ -82,7 +82,7 @@ impl FileType {
         found.map(|(ty, _, _)| ty)
     }
 
-    fn entry(self) -> (Self, &'static str, u32) {
+    fn entry(self) -> (Self, &'static str, ggml_sys::llama_ftype) {
         // Every variant has an entry: see the test.
         Self::NAMES[self as usize]
     }

@@ -206,9 +206,7 @@ extern "C" fn on_graph_begin(user_data: *mut c_void, n_nodes: i32, _uid: u64) {
 }
 
 extern "C" fn on_graph_end(user_data: *mut c_void, status: i32) {
-    each_observer(user_data, |observer| {
-        observer.graph_end(status == sys::GGML_STATUS_SUCCESS as i32)
-    });
+    each_observer(user_data, |observer| observer.graph_end(status == sys::GGML_STATUS_SUCCESS));
 }
 
 extern "C" fn on_node(user_data: *mut c_void, node: *const sys::smol_node) -> bool {

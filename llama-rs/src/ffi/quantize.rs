@@ -12,7 +12,7 @@ use crate::log;
 pub(crate) fn quantize(
     from: &CStr,
     to: &CStr,
-    ftype: u32,
+    ftype: sys::llama_ftype,
     threads: u32,
     allow_requantize: bool,
     pure: bool,
@@ -21,7 +21,7 @@ pub(crate) fn quantize(
     // SAFETY: a pure function without arguments (llama.h, llama_model_quantize_default_params).
     let mut params = unsafe { sys::llama_model_quantize_default_params() };
     params.nthread = threads as i32;
-    params.ftype = ftype as sys::llama_ftype;
+    params.ftype = ftype;
     params.allow_requantize = allow_requantize;
     params.pure_ = pure;
     let capture = log::capture();

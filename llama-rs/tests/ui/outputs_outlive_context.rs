@@ -1,6 +1,6 @@
 use llama_rs::{Context, Outputs};
 
-fn last(mut context: Context) -> Outputs<'static> {
+fn last(context: Context) -> Outputs<'static> {
     context.outputs()
 }
 
