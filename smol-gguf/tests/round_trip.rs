@@ -123,7 +123,7 @@ fn bits(metadata: &Metadata) -> Vec<String> {
 }
 
 fn config() -> ProptestConfig {
-    let cases = if cfg!(miri) { 4 } else { 256 };
+    let cases = if cfg!(miri) { 1 } else { 256 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
