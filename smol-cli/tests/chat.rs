@@ -70,6 +70,34 @@ fn a_conversation_that_is_too_long_goes_on() {
 }
 
 #[test]
+#[cfg(unix)]
+fn ctrl_c_stops_the_answer_and_keeps_the_chat() {
+    use std::io::{Read as _, Write as _};
+    use std::process::{Command, Stdio};
+
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_smol"))
+        .args(["chat", "--seed", "1", "-c", "4096", "-t", "1", "-m"])
+        .arg(tiny_model(folder.path()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdin.write_all(b"Hello\n").unwrap();
+    stdout.read_exact(&mut [0; 4]).unwrap();
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    stdin.write_all(b"/stats\n/quit\n").unwrap();
+    let mut rest = Vec::new();
+    stdout.read_to_end(&mut rest).unwrap();
+    let rest = String::from_utf8_lossy(&rest);
+    assert!(rest.contains("stop: cancelled"), "{rest}");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
 fn models_without_a_template_get_chatml_and_a_notice() {
     use testkit::tiny::{self, Arch, Template, TinyOptions};
     let folder = tempfile::tempdir().unwrap();

@@ -227,14 +227,22 @@ mod sys {
     /// Returns the file system's name if device `dev` is one that lives in memory.
     fn memory_file_system(dev: u64) -> Option<String> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let name = super::file_system(&mounts, libc::major(dev).into(), libc::minor(dev).into())?;
+        let name = super::file_system(&mounts, super::major_minor(dev))?;
         matches!(name, "tmpfs" | "ramfs" | "rootfs").then(|| name.to_owned())
     }
 }
 
-/// Returns the type of the file system on device `major:minor`, from the text of `mountinfo`.
+/// Splits a device number as glibc, musl and Bionic do; their types differ too much to call them.
 #[cfg(any(target_os = "linux", target_os = "android", test))]
-fn file_system(mountinfo: &str, major: u64, minor: u64) -> Option<&str> {
+fn major_minor(dev: u64) -> (u64, u64) {
+    let major = (dev >> 32 & 0xffff_f000) | (dev >> 8 & 0xfff);
+    let minor = (dev >> 12 & 0xffff_ff00) | (dev & 0xff);
+    (major, minor)
+}
+
+/// Returns the type of the file system on a device, from the text of `mountinfo`.
+#[cfg(any(target_os = "linux", target_os = "android", test))]
+fn file_system(mountinfo: &str, (major, minor): (u64, u64)) -> Option<&str> {
     let device = format!("{major}:{minor}");
     mountinfo.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
@@ -356,12 +364,19 @@ mod tests {
     }
 
     #[test]
+    fn device_numbers() {
+        assert_eq!(major_minor(0xfe00), (254, 0));
+        assert_eq!(major_minor(0x17), (0, 23));
+        assert_eq!(major_minor(0x0000_1000_00a1_23bc), (0x1123, 0xabc));
+    }
+
+    #[test]
     fn file_system_of_a_device() {
         let text = "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
                     25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw,size=24684096k\n";
-        assert_eq!(file_system(text, 254, 0), Some("ext4"));
-        assert_eq!(file_system(text, 0, 23), Some("tmpfs"));
-        assert_eq!(file_system(text, 8, 1), None);
+        assert_eq!(file_system(text, (254, 0)), Some("ext4"));
+        assert_eq!(file_system(text, (0, 23)), Some("tmpfs"));
+        assert_eq!(file_system(text, (8, 1)), None);
     }
 
     #[cfg(not(miri))]

@@ -52,7 +52,8 @@ pub(super) fn peak_rss() -> Option<u64> {
     u64::try_from(usage.ru_maxrss).ok()
 }
 
-/// Returns the bytes that this process has had read from disk.
+/// Returns the bytes that this process has had read from disk; iOS does not offer that.
+#[cfg(target_os = "macos")]
 pub(super) fn bytes_read_from_disk() -> Option<u64> {
     let mut info = std::mem::MaybeUninit::<libc::rusage_info_v2>::uninit();
     let pid = i32::try_from(std::process::id()).ok()?;

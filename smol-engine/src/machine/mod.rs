@@ -4,10 +4,13 @@
 //! systems. All parsing is done by pure functions over the text of those files, so that a
 //! machine can be described by fixtures in tests.
 
+#[cfg(any(target_os = "linux", target_os = "android", test))]
 mod cgroup;
 mod cpu;
+#[cfg(any(target_os = "linux", target_os = "android", test))]
 mod cpulist;
 mod features;
+#[cfg(any(target_os = "linux", target_os = "android", test))]
 mod files;
 mod memory;
 mod process;

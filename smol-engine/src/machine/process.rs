@@ -15,9 +15,9 @@ pub fn peak_rss() -> Option<u64> {
 pub fn bytes_read_from_disk() -> Option<u64> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     return read_bytes(&read("/proc/self/io")?);
-    #[cfg(target_vendor = "apple")]
+    #[cfg(target_os = "macos")]
     return super::apple::bytes_read_from_disk();
-    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
     return None;
 }
 
