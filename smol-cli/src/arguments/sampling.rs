@@ -25,7 +25,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0..=1.0))]
     min_p: Option<f32>,
     /// Make tokens that were there less likely; 1 is off
-    /// [default: 1, and 1.15 for models of less than 3 bits]
+    /// [default: 1, but 1.15 for models of less than 3 bits unless --temp is 0]
     #[arg(long, value_name = "R", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.01..=100.0))]
     repeat_penalty: Option<f32>,
     /// How many of the last tokens count for --repeat-penalty [default: 256]
@@ -52,10 +52,9 @@ impl SamplingArgs {
     /// Returns the sampler's settings.
     pub fn builder(&self, bits_per_weight: f64) -> SamplerBuilder {
         let mut builder = SamplerBuilder::new();
-        // Models of so few bits fall into loops without it.
-        let low_bit = bits_per_weight < 3.0;
-        let penalty = self.repeat_penalty.unwrap_or(if low_bit { 1.15 } else { 1.0 });
-        builder = builder.repeat_penalty(penalty).repeat_last_n(self.last_n());
+        builder = builder
+            .repeat_penalty(self.penalty(bits_per_weight))
+            .repeat_last_n(self.repeat_last_n.unwrap_or(256) as usize);
         if let Some(temp) = self.temp {
             builder = builder.temp(temp);
         }
@@ -74,8 +73,10 @@ impl SamplingArgs {
         }
     }
 
-    fn last_n(&self) -> usize {
-        self.repeat_last_n.unwrap_or(256) as usize
+    /// Models of few bits fall into loops without a penalty. Greedy is to mean greedy, though.
+    fn penalty(&self, bits_per_weight: f64) -> f32 {
+        let by_default = if bits_per_weight < 3.0 && self.temp != Some(0.0) { 1.15 } else { 1.0 };
+        self.repeat_penalty.unwrap_or(by_default)
     }
 }
 
@@ -107,7 +108,26 @@ fn number(text: &str, range: RangeInclusive<f32>) -> Result<f32, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::number;
+    use super::{SamplingArgs, number};
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        sampling: SamplingArgs,
+    }
+
+    #[test]
+    fn low_bit_models_get_a_penalty_unless_greedy_or_told_otherwise() {
+        let penalty = |args: &[&str], bits| {
+            let args = [&["smol"], args].concat();
+            Command::parse_from(args).sampling.penalty(bits)
+        };
+        assert_eq!(penalty(&[], 4.5), 1.0);
+        assert_eq!(penalty(&[], 2.1), 1.15);
+        assert_eq!(penalty(&["--temp", "0"], 2.1), 1.0);
+        assert_eq!(penalty(&["--repeat-penalty", "1.3"], 2.1), 1.3);
+    }
 
     #[test]
     fn numbers_out_of_range_are_refused() {
