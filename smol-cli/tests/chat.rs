@@ -9,6 +9,10 @@ use model::tiny_model;
 use std::path::Path;
 
 fn chat(folder: &Path, args: &[&str], input: &str) -> (String, String) {
+    chat_with_code(folder, args, input, 0)
+}
+
+fn chat_with_code(folder: &Path, args: &[&str], input: &str, code: i32) -> (String, String) {
     let model = folder.join("tiny.gguf");
     let model = if model.exists() { model } else { tiny_model(folder) };
     let mut command = smol(folder);
@@ -18,7 +22,7 @@ fn chat(folder: &Path, args: &[&str], input: &str) -> (String, String) {
         .arg(model)
         .args(["--seed", "1", "-c", "512", "-n", "8", "-t", "1"])
         .args(args);
-    output(command.write_stdin(input), 0)
+    output(command.write_stdin(input), code)
 }
 
 #[test]
@@ -34,6 +38,15 @@ fn answers_each_line_and_ends_with_the_input() {
 }
 
 #[test]
+fn the_first_message_comes_from_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let (stdout, _) = chat(folder.path(), &["-p", "Hello"], "/stats\n");
+    assert!(stdout.contains("tokens at"), "{stdout}");
+    let (same, _) = chat(folder.path(), &[], "Hello\n");
+    assert_eq!(stdout.lines().next(), same.lines().next());
+}
+
+#[test]
 fn commands() {
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().join("chat.json");
@@ -42,7 +55,8 @@ fn commands() {
          /load {0}\n/quit\nnever answered\n",
         saved.display()
     );
-    let (stdout, stderr) = chat(folder.path(), &[], &input);
+    // A script sees that something went wrong, although the chat went on.
+    let (stdout, stderr) = chat_with_code(folder.path(), &[], &input, 1);
     assert!(stdout.contains("/reset       forget the conversation"), "{stdout}");
     assert_eq!(stdout.matches("no answer yet").count(), 2, "{stdout}");
     for words in [
@@ -64,7 +78,7 @@ fn commands() {
 fn a_conversation_that_is_too_long_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let long = "word ".repeat(2000);
-    let (_, stderr) = chat(folder.path(), &[], &format!("{long}\n/stats\n"));
+    let (_, stderr) = chat_with_code(folder.path(), &[], &format!("{long}\n/stats\n"), 1);
     assert!(stderr.contains("no longer fits into the context"), "{stderr}");
     assert!(stderr.contains("/reset"), "{stderr}");
 }

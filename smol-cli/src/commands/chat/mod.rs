@@ -27,6 +27,9 @@ use std::process::ExitCode;
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
+    /// First message; further ones come from the terminal or, a line each, from standard input
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<OsString>,
     /// Instructions that hold for the whole conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<OsString>,
@@ -50,12 +53,8 @@ const HELP: &str = "\
 
 /// Chats until the input ends.
 pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
-    let system = match &args.system {
-        None => None,
-        Some(text) => Some(text.to_str().ok_or_else(|| {
-            Failure::usage("the text of --system is not UTF-8").advice("convert it to UTF-8")
-        })?),
-    };
+    let system = utf8(args.system.as_ref(), "--system")?;
+    let prompt = utf8(args.prompt.as_ref(), "-p")?;
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
@@ -74,25 +73,46 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let first: Vec<_> = system.map(Message::system).into_iter().collect();
     let mut chat =
         Chat { session, messages: first.clone(), first, last: None, cancel, tokens: args.tokens };
-    while let Line::Text(line) = input.next()? {
+    let mut given = prompt.map(str::to_owned);
+    let mut code = ExitCode::SUCCESS;
+    let interactive = input.is_interactive();
+    let mut on_error = |error| {
+        // A script sees by the exit code what a person has read.
+        if !interactive {
+            code = ExitCode::FAILURE;
+        }
+        stay(error)
+    };
+    while let Line::Text(line) =
+        given.take().map_or_else(|| input.next(), |text| Ok(Line::Text(text)))?
+    {
         let line = line.trim();
         match line.strip_prefix('/') {
             _ if line.is_empty() => {}
             Some("quit" | "exit") => break,
             Some(command) => {
                 if let Err(error) = chat.command(command) {
-                    stay(error)?;
+                    on_error(error)?;
                 }
             }
             None => {
                 if let Err(error) = chat.turn(line) {
-                    stay(error)?;
+                    on_error(error)?;
                 }
             }
         }
     }
     input.save_history();
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
+}
+
+/// An argument's text.
+fn utf8<'a>(text: Option<&'a OsString>, flag: &str) -> Result<Option<&'a str>> {
+    let utf8 = |text: &'a OsString| {
+        let message = format!("the text of {flag} is not UTF-8");
+        text.to_str().ok_or_else(|| Failure::usage(message).advice("convert it to UTF-8"))
+    };
+    Ok(text.map(utf8).transpose()?)
 }
 
 /// Tells an error and goes on, unless nobody listens any more.
