@@ -52,6 +52,7 @@ pub use observe::{NodeInfo, Observer, ObserverGuard, observe};
 pub use outputs::Outputs;
 pub use quantize::{FileType, Quantize};
 pub use sampler::{Sampler, SamplerBuilder};
+pub use serde_json;
 pub use session::{ChatOptions, Session};
 pub use smol_gguf as gguf;
 pub use threads::Cores;

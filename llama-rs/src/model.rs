@@ -40,6 +40,8 @@ pub(crate) struct Inner {
     pub(crate) metadata: Metadata,
     pub(crate) files: Vec<FileState>,
     pub(crate) fingerprint: u128,
+    #[cfg(feature = "json-schema")]
+    pub(crate) schema_vocabulary: std::sync::OnceLock<crate::grammar::json_schema::Vocabulary>,
 }
 
 impl Model {
@@ -62,6 +64,14 @@ impl Model {
 
     pub(crate) fn raw(&self) -> &RawModel {
         &self.inner.raw
+    }
+
+    /// The vocabulary in the form that JSON schemas work on, once it has been needed.
+    #[cfg(feature = "json-schema")]
+    pub(crate) fn schema_vocabulary(
+        &self,
+    ) -> &std::sync::OnceLock<crate::grammar::json_schema::Vocabulary> {
+        &self.inner.schema_vocabulary
     }
 
     pub(crate) fn fingerprint(&self) -> u128 {

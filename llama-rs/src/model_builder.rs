@@ -161,7 +161,8 @@ impl ModelBuilder {
         check(&files, &metadata, &self.path)?;
         self.check_cancelled()?;
         let fingerprint = files.fingerprint()?;
-        let mode = self.effective_mode(files.len(), system::available_memory())?;
+        let memory = [system::available_memory(), system::available_address_space()];
+        let mode = self.effective_mode(files.len(), memory.into_iter().flatten().min())?;
         let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
         let mapping = mapped.then(|| Arc::new(MappingGuard::new(files.paths())));
         let guarded = mapping.clone();
@@ -184,7 +185,16 @@ impl ModelBuilder {
                 return Err(files_lost(&self.path));
             }
         }
-        Ok(Model::new(Inner { mapping, raw, path: self.path, metadata, files, fingerprint }))
+        Ok(Model::new(Inner {
+            mapping,
+            raw,
+            path: self.path,
+            metadata,
+            files,
+            fingerprint,
+            #[cfg(feature = "json-schema")]
+            schema_vocabulary: std::sync::OnceLock::new(),
+        }))
     }
 
     fn check_cancelled(&self) -> Result<()> {

@@ -17,6 +17,7 @@ pub(super) fn check(text: &str) -> Result<Vec<String>> {
     parser.grammar()?;
     parser.check_references()?;
     parser.check_left_recursion()?;
+    parser.check_growth()?;
     Ok(parser.tokens)
 }
 
@@ -487,11 +488,7 @@ impl<'a> Parser<'a> {
                 };
                 *index += 1;
                 if active[child] {
-                    let name = &self.names[child];
-                    return self.fail_at(
-                        self.first_use[child],
-                        format!("rule '{name}' is left-recursive: it can start with itself, and would never end"),
-                    );
+                    return self.left_recursive(child);
                 }
                 if !done[child] {
                     if path.len() > MAX_DEPTH {
@@ -505,6 +502,69 @@ impl<'a> Parser<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Finds left recursion behind parts that are empty only in a roundabout way, which llama.cpp does not look for: it
+    /// then stacks rules until memory runs out. A rule that comes back to itself as the last part of its alternatives,
+    /// such as a repetition of something that may be empty, stacks nothing and is fine.
+    fn check_growth(&self) -> Result<()> {
+        let nullable = self.nullable_at_all();
+        let mut edges = vec![Vec::new(); self.rules.len()];
+        let mut growing = Vec::new();
+        for id in 0..self.rules.len() {
+            for alternative in self.rule_at(id) {
+                for (at, symbol) in alternative.iter().enumerate() {
+                    let Symbol::Rule(child) = *symbol else { break };
+                    edges[id].push(child);
+                    if at + 1 < alternative.len() {
+                        growing.push((id, child));
+                    }
+                    if !nullable[child] {
+                        break;
+                    }
+                }
+            }
+        }
+        let cycle = cycles(&edges);
+        match growing.into_iter().find(|&(from, to)| cycle[from] == cycle[to]) {
+            Some((id, _)) => self.left_recursive(id),
+            None => Ok(()),
+        }
+    }
+
+    fn left_recursive<T>(&self, id: usize) -> Result<T> {
+        let name = &self.names[id];
+        self.fail_at(
+            self.first_use[id],
+            format!(
+                "rule '{name}' is left-recursive: it can start with itself, and would never end"
+            ),
+        )
+    }
+
+    /// Rules that can match nothing, directly or through others.
+    fn nullable_at_all(&self) -> Vec<bool> {
+        let mut nullable = vec![false; self.rules.len()];
+        // For each rule, the alternatives of other rules that wait for it to turn out empty.
+        let mut waiting: Vec<Vec<(usize, &[Symbol])>> = vec![Vec::new(); self.rules.len()];
+        let mut todo: Vec<(usize, &[Symbol])> = (0..self.rules.len())
+            .flat_map(|id| self.rule_at(id).iter().map(move |symbols| (id, symbols.as_slice())))
+            .collect();
+        while let Some((id, symbols)) = todo.pop() {
+            if nullable[id] {
+                continue;
+            }
+            match symbols.split_first() {
+                None => {
+                    nullable[id] = true;
+                    todo.append(&mut waiting[id]);
+                }
+                Some((Symbol::Terminal, _)) => {}
+                Some((Symbol::Rule(child), rest)) if nullable[*child] => todo.push((id, rest)),
+                Some((Symbol::Rule(child), rest)) => waiting[*child].push((id, rest)),
+            }
+        }
+        nullable
     }
 
     fn rule_at(&self, id: usize) -> &[Vec<Symbol>] {
@@ -530,6 +590,48 @@ impl<'a> Parser<'a> {
         }
         first
     }
+}
+
+/// Numbers the strongly connected parts of a graph: two nodes have one number if each can be reached from the other
+/// (Kosaraju's algorithm, without recursion).
+fn cycles(edges: &[Vec<usize>]) -> Vec<usize> {
+    let mut reversed = vec![Vec::new(); edges.len()];
+    for (from, targets) in edges.iter().enumerate() {
+        targets.iter().for_each(|&to| reversed[to].push(from));
+    }
+    let mut order = Vec::with_capacity(edges.len());
+    let mut seen = vec![false; edges.len()];
+    for start in 0..edges.len() {
+        if std::mem::replace(&mut seen[start], true) {
+            continue;
+        }
+        let mut path = vec![(start, 0)];
+        while let Some((node, next)) = path.last_mut() {
+            match edges[*node].get(*next) {
+                Some(&child) => {
+                    *next += 1;
+                    if !std::mem::replace(&mut seen[child], true) {
+                        path.push((child, 0));
+                    }
+                }
+                None => {
+                    order.push(*node);
+                    path.pop();
+                }
+            }
+        }
+    }
+    let mut part = vec![usize::MAX; edges.len()];
+    for &start in order.iter().rev() {
+        let mut todo = vec![start];
+        while let Some(node) = todo.pop() {
+            if part[node] == usize::MAX {
+                part[node] = start;
+                todo.extend(reversed[node].iter().filter(|&&n| part[n] == usize::MAX));
+            }
+        }
+    }
+    part
 }
 
 fn is_name_char(c: char) -> bool {
@@ -562,6 +664,7 @@ mod tests {
             "root ::= (\n \"a\"\n \"b\"\n)\r\nother ::= root",
             "root ::= <[12]> !<[3]> <think>",
             "root ::= ( ws | item )*\nws ::= [ ]*\nitem ::= \"x\"",
+            "root ::= ((\"a\"?)*)* \"b\"",
             "root ::= \"日本\" [あ-ん]",
             "expr ::= term (\"+\" term)*\nterm ::= \"(\" expr \")\" | [0-9]+\nroot ::= expr",
         ] {
@@ -609,6 +712,9 @@ mod tests {
             "root ::= x\nx ::= y \"1\"\ny ::= x | \"2\"",
             "root ::= \"a\"? root",
             "root ::= (root)",
+            // empty in a roundabout way: llama.cpp would fill the memory
+            "root ::= (\"c\"?) root *",
+            "root ::= x root \"a\" | \"b\"\nx ::= y y\ny ::= \"c\"*",
         ] {
             assert!(message(text).contains("left-recursive"), "{text}");
         }

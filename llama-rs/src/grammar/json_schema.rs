@@ -141,8 +141,16 @@ pub(crate) struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// The vocabulary of a model.
+    /// The vocabulary of a model, built at the first use and kept with the model.
     pub(crate) fn of(model: &Model) -> Result<Self> {
+        if let Some(known) = model.schema_vocabulary().get() {
+            return Ok(known.clone());
+        }
+        let made = Self::build(model)?;
+        Ok(model.schema_vocabulary().get_or_init(|| made).clone())
+    }
+
+    fn build(model: &Model) -> Result<Self> {
         let vocab = model.vocab();
         let words = (0..vocab.len() as i32)
             // Control tokens have no bytes here, and so are never a part of the text.
@@ -226,10 +234,6 @@ impl SchemaConstraint {
         Ok(Self { vocabulary: vocabulary.clone(), current: start.clone(), start })
     }
 
-    fn is_end(&self, token: Token) -> bool {
-        self.vocabulary.ends.contains(&token)
-    }
-
     fn may_end(&mut self) -> Result<bool> {
         Ok(self.is_done() || self.current.is_accepting().map_err(|e| failed(&e.to_string()))?)
     }
@@ -288,6 +292,10 @@ impl Constraint for SchemaConstraint {
             return Ok(());
         }
         self.current.consume_token(token.0 as u32).map_err(|e| failed(&e.to_string()))
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.vocabulary.ends.contains(&token)
     }
 
     fn is_done(&self) -> bool {

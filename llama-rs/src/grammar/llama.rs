@@ -91,6 +91,22 @@ impl Constraint for LlamaGrammar {
         Ok(Mask { allowed, only_end })
     }
 
+    fn mask_of(&mut self, tokens: &[Token], n_vocab: usize) -> Result<Option<(BitSet, usize)>> {
+        let mut allowed = BitSet::new(n_vocab);
+        let mut count = 0;
+        if !self.done {
+            self.scratch.clear();
+            let data = tokens.iter().map(|t| sys::llama_token_data { id: t.0, logit: 0.0, p: 0.0 });
+            self.scratch.extend(data);
+            self.apply()?;
+            for candidate in self.scratch.iter().filter(|c| c.logit != f32::NEG_INFINITY) {
+                allowed.insert(candidate.id as usize);
+                count += 1;
+            }
+        }
+        Ok(Some((allowed, count)))
+    }
+
     fn accept(&mut self, token: Token) -> Result<()> {
         if !self.allows(token)? {
             return Err(Error::new(
@@ -112,6 +128,10 @@ impl Constraint for LlamaGrammar {
             self.done = self.mask(n_vocab)?.allowed.is_empty();
         }
         Ok(())
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.ends.contains(&token)
     }
 
     fn is_done(&self) -> bool {
@@ -180,7 +200,8 @@ mod tests {
             .run(&(body.clone(), body), |(root, x)| {
                 let text =
                     format!("root ::= {}\nx ::= {}\ny ::= \"1\" y?", root.concat(), x.concat());
-                if gbnf::check(&text).is_ok() {
+                // named tokens are looked up apart
+                if gbnf::check(&text).is_ok_and(|tokens| tokens.is_empty()) {
                     passed.set(passed.get() + 1);
                     prop_assert!(RawGrammar::new(&model, &text).is_ok(), "{text}");
                 }

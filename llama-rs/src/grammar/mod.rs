@@ -2,7 +2,7 @@
 
 mod gbnf;
 #[cfg(feature = "json-schema")]
-mod json_schema;
+pub(crate) mod json_schema;
 mod llama;
 
 use std::fmt;
@@ -119,9 +119,9 @@ impl fmt::Debug for Grammar {
 /// Any JSON value. Numbers and white space are bounded so that a model cannot stay in them for ever.
 const JSON: &str = r#"root   ::= value
 value  ::= object | array | string | number | "true" | "false" | "null"
-object ::= "{" ws ( pair ( "," ws pair )* )? "}" ws
-pair   ::= string ":" ws value ws
-array  ::= "[" ws ( value ws ( "," ws value ws )* )? "]"
+object ::= "{" ws ( pair ( ws "," ws pair )* ws )? "}"
+pair   ::= string ws ":" ws value
+array  ::= "[" ws ( value ( ws "," ws value )* ws )? "]"
 string ::= "\"" ( [^"\\\x00-\x1F\x7F] | "\\" ( ["\\/bfnrt] | "u" [0-9a-fA-F]{4} ) )* "\""
 number ::= "-"? ( "0" | [1-9] [0-9]{0,15} ) ( "." [0-9]{1,16} )? ( [eE] [-+]? [0-9]{1,2} )?
 ws     ::= [ \t\n]{0,16}
@@ -140,6 +140,13 @@ pub(crate) trait Constraint: Send {
     fn allows(&mut self, token: Token) -> Result<bool>;
     /// All tokens below `n_vocab` that may come next.
     fn mask(&mut self, n_vocab: usize) -> Result<Mask>;
+    /// Those of a few tokens that may come next, with their number; `None` where [`mask`](Self::mask) is as quick.
+    fn mask_of(&mut self, tokens: &[Token], n_vocab: usize) -> Result<Option<(BitSet, usize)>> {
+        let _ = (tokens, n_vocab);
+        Ok(None)
+    }
+    /// Whether `token` ends a text.
+    fn is_end(&self, token: Token) -> bool;
     /// Advances past `token`, which must be allowed.
     fn accept(&mut self, token: Token) -> Result<()>;
     /// Whether the text is complete and cannot go on.

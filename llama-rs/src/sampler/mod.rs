@@ -206,11 +206,28 @@ impl Sampler {
 
     fn choose(&mut self, logits: &[f32]) -> Result<Token> {
         let drawn = self.draw(logits, None)?;
-        let Some(constraint) = &mut self.constraint else {
+        let Some(mut constraint) = self.constraint.take() else {
             return drawn.ok_or_else(nothing_left);
         };
+        let token = self.choose_constrained(logits, drawn, &mut *constraint);
+        self.constraint = Some(constraint);
+        token
+    }
+
+    fn choose_constrained(
+        &mut self,
+        logits: &[f32],
+        drawn: Option<Token>,
+        constraint: &mut dyn Constraint,
+    ) -> Result<Token> {
         if let Some(token) = drawn
             && constraint.allows(token)?
+        {
+            return Ok(token);
+        }
+        if let Some(allowed) = self.few_allowed(logits, constraint)?
+            && let Some(token) = self.draw(logits, Some(&allowed))?
+            && !constraint.is_end(token)
         {
             return Ok(token);
         }
@@ -218,6 +235,30 @@ impl Sampler {
         let token = self.draw(logits, Some(&mask.allowed))?.ok_or_else(grammar_exhausted)?;
         self.ended_by_grammar = mask.only_end;
         Ok(token)
+    }
+
+    /// The allowed tokens among the best ones, if they are as many as top-k keeps: then no other can be drawn, and the
+    /// rest of the vocabulary need not be asked.
+    fn few_allowed(
+        &mut self,
+        logits: &[f32],
+        constraint: &mut dyn Constraint,
+    ) -> Result<Option<BitSet>> {
+        const FEW: usize = 512;
+        let wanted = if self.temp == 0.0 { 1 } else { self.top_k };
+        if !(1..=FEW / 2).contains(&wanted) || self.n_vocab <= 2 * FEW {
+            return Ok(None);
+        }
+        let selection = Selection {
+            logits,
+            changed: &self.changed,
+            changed_ids: &self.changed_ids,
+            allowed: None,
+        };
+        selection.select(FEW, &mut self.keys)?;
+        let best: Vec<Token> = self.keys.iter().map(|key| Token(key.id() as i32)).collect();
+        let found = constraint.mask_of(&best, self.n_vocab)?;
+        Ok(found.and_then(|(allowed, count)| (count >= wanted).then_some(allowed)))
     }
 
     fn draw(&mut self, logits: &[f32], allowed: Option<&BitSet>) -> Result<Option<Token>> {

@@ -81,6 +81,11 @@ impl Best<'_> {
     }
 }
 
+/// Whether a logit is NaN or +inf; without a branch, for the vector loop.
+fn is_broken(logit: f32) -> bool {
+    logit.is_nan() | (logit == f32::INFINITY)
+}
+
 /// The maximum of a block, and whether it holds NaN or +inf.
 fn block_max(block: &[f32]) -> (f32, bool) {
     let mut max = [f32::NEG_INFINITY; LANES];
@@ -89,14 +94,13 @@ fn block_max(block: &[f32]) -> (f32, bool) {
     for row in rows {
         for lane in 0..LANES {
             max[lane] = if row[lane] > max[lane] { row[lane] } else { max[lane] };
-            // false for NaN as well as for +inf
-            bad[lane] |= !(row[lane] < f32::INFINITY);
+            bad[lane] |= is_broken(row[lane]);
         }
     }
     let mut worst = bad.iter().any(|&b| b);
     let mut best = f32::NEG_INFINITY;
     for &value in max.iter().chain(rest) {
-        worst |= !(value < f32::INFINITY);
+        worst |= is_broken(value);
         best = if value > best { value } else { best };
     }
     (best, worst)
@@ -124,7 +128,7 @@ impl Selection<'_> {
     pub(crate) fn select(&self, k: usize, out: &mut Vec<Key>) -> Result<bool> {
         out.clear();
         for &(id, logit) in self.changed {
-            if !(logit < f32::INFINITY) {
+            if is_broken(logit) {
                 return Err(non_finite(id, logit));
             }
         }
@@ -184,7 +188,7 @@ impl Selection<'_> {
             }
         }
         for (id, &logit) in self.logits.iter().enumerate() {
-            if !(logit < f32::INFINITY) {
+            if is_broken(logit) {
                 return Err(non_finite(id, logit));
             }
             if logit > f32::NEG_INFINITY && !self.changed_ids.contains(id) && self.is_allowed(id) {
@@ -221,7 +225,7 @@ fn first_non_finite(start: usize, block: &[f32]) -> Error {
         .iter()
         .copied()
         .enumerate()
-        .find(|(_, logit)| !(*logit < f32::INFINITY))
+        .find(|(_, logit)| is_broken(*logit))
         .unwrap_or((0, f32::NAN));
     non_finite(start + offset, logit)
 }

@@ -131,6 +131,8 @@ fn an_error_leaves_no_trace_of_the_changed_tokens() {
 /// Allows a fixed set of tokens, and counts how it is asked.
 struct Fixed {
     allowed: Vec<usize>,
+    /// Whether it can be asked about a few tokens.
+    few: bool,
     masks: std::sync::Arc<std::sync::atomic::AtomicUsize>,
 }
 
@@ -146,8 +148,19 @@ impl Constraint for Fixed {
         Ok(Mask { allowed, only_end: false })
     }
 
+    fn mask_of(&mut self, tokens: &[Token], n_vocab: usize) -> Result<Option<(BitSet, usize)>> {
+        let mut allowed = BitSet::new(n_vocab);
+        let few = tokens.iter().filter_map(|t| t.index()).filter(|id| self.allowed.contains(id));
+        let count = few.inspect(|&id| allowed.insert(id)).count();
+        Ok(self.few.then_some((allowed, count)))
+    }
+
     fn accept(&mut self, token: Token) -> Result<()> {
         if self.allows(token)? { Ok(()) } else { Err(grammar_exhausted()) }
+    }
+
+    fn is_end(&self, _: Token) -> bool {
+        false
     }
 
     fn is_done(&self) -> bool {
@@ -164,7 +177,8 @@ fn the_vocabulary_is_masked_only_on_refusal() {
     use std::sync::atomic::Ordering::Relaxed;
     let masks = std::sync::Arc::default();
     let mut sampler = build(SamplerBuilder::greedy().repeat_penalty(1.5), 100);
-    let constraint = Fixed { allowed: vec![3, 70], masks: std::sync::Arc::clone(&masks) };
+    let constraint =
+        Fixed { allowed: vec![3, 70], few: false, masks: std::sync::Arc::clone(&masks) };
     sampler.set_constraint(Some(Box::new(constraint)));
     let mut values = vec![0.0; 100];
     values[3] = 2.0;
@@ -181,14 +195,42 @@ fn the_vocabulary_is_masked_only_on_refusal() {
 }
 
 #[test]
+fn asking_about_a_few_tokens_changes_nothing() {
+    use std::sync::atomic::Ordering::Relaxed;
+    let n = 3000;
+    let values = logits(n, 9);
+    // every 7th token, and a set that the best tokens do not fill
+    for (allowed, masked) in [((0..n).step_by(7).collect::<Vec<_>>(), false), (vec![5, 2999], true)]
+    {
+        for temp in [0.0, 1.5] {
+            let draw = |few: bool| {
+                let masks = std::sync::Arc::default();
+                let mut sampler = build(SamplerBuilder::new().temp(temp).top_k(20).seed(4), n);
+                let constraint =
+                    Fixed { allowed: allowed.clone(), few, masks: std::sync::Arc::clone(&masks) };
+                sampler.set_constraint(Some(Box::new(constraint)));
+                let tokens: Vec<_> = (0..20).map(|_| sampler.sample(&values).unwrap().0).collect();
+                (tokens, masks.load(Relaxed))
+            };
+            let (expected, full_masks) = draw(false);
+            let (tokens, few_masks) = draw(true);
+            assert_eq!(tokens, expected);
+            assert!(full_masks > 0);
+            // one allowed token among the best ones is enough when greedy
+            assert!(temp == 0.0 || (few_masks > 0) == masked);
+        }
+    }
+}
+
+#[test]
 fn a_grammar_without_candidates_is_an_error() {
     let mut sampler =
         build(SamplerBuilder::new().top_k(1).logit_bias(Token(3), f32::NEG_INFINITY), 10);
-    let constraint = Fixed { allowed: vec![3], masks: std::sync::Arc::default() };
+    let constraint = Fixed { allowed: vec![3], few: false, masks: std::sync::Arc::default() };
     sampler.set_constraint(Some(Box::new(constraint)));
     let error = sampler.sample(&[1.0; 10]).unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::Grammar);
-    let constraint = Fixed { allowed: vec![], masks: std::sync::Arc::default() };
+    let constraint = Fixed { allowed: vec![], few: false, masks: std::sync::Arc::default() };
     sampler.set_constraint(Some(Box::new(constraint)));
     assert_eq!(sampler.sample(&[1.0; 10]).unwrap_err().kind(), &ErrorKind::Grammar);
 }
