@@ -50,6 +50,14 @@ pub(crate) struct Settings {
 /// # Ok(())
 /// # }
 /// ```
+/// Sharing one between threads does not compile:
+/// ```compile_fail
+/// fn share(context: &llama_rs::Context) {
+///     std::thread::scope(|scope| {
+///         scope.spawn(|| context.outputs().len());
+///     });
+/// }
+/// ```
 pub struct Context {
     pub(crate) raw: RawContext,
     pub(crate) settings: Settings,

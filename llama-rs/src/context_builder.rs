@@ -193,7 +193,11 @@ impl ContextBuilder {
         let params = self.checked_params(n_threads, n_threads_batch, cores.logical)?;
         let estimate = self.estimate_for(params.n_ctx);
         if self.check_memory {
-            self.check_available(estimate, system::available_memory())?;
+            let memory = system::available_memory();
+            self.check_available(memory, MemoryEstimate::resident, "of memory are available")?;
+            let addresses = system::available_address_space();
+            let limit = "are left by the limit of this process's address space";
+            self.check_available(addresses, MemoryEstimate::total, limit)?;
         }
         let settings = Settings {
             n_seq_max: params.n_seq_max,
@@ -300,31 +304,36 @@ impl ContextBuilder {
         cached.saturating_add(u64::from(n_ctx) * 64).saturating_add(16 << 20)
     }
 
-    fn check_available(&self, estimate: MemoryEstimate, available: Option<u64>) -> Result<()> {
+    /// Refuses a context of which some measure exceeds what is available.
+    fn check_available(
+        &self,
+        available: Option<u64>,
+        measure: fn(&MemoryEstimate) -> u64,
+        limit: &str,
+    ) -> Result<()> {
         let Some(available) = available else { return Ok(()) };
-        let needed = estimate.total();
+        let needed = measure(&self.memory_estimate());
         if needed <= available {
             return Ok(());
         }
-        let advice = match self.largest_fitting(available) {
+        let advice = match self.largest_fitting(available, measure) {
             Some(n_ctx) => format!("; a context of {n_ctx} tokens would fit"),
             None => String::new(),
         };
         Err(Error::new(
             ErrorKind::OutOfMemory { needed: Some(needed), available: Some(available) },
             format!(
-                "a context of {} tokens needs about {} (cache {}) but {} are available{advice}",
+                "a context of {} tokens needs about {} but {} {limit}{advice}",
                 self.effective_n_ctx(),
                 human(needed),
-                human(estimate.kv_cache),
                 human(available),
             ),
         ))
     }
 
     /// The largest context, a multiple of 256, whose estimate fits.
-    fn largest_fitting(&self, available: u64) -> Option<u32> {
-        let fits = |blocks: u32| self.estimate_for(blocks * 256).total() <= available;
+    fn largest_fitting(&self, available: u64, measure: fn(&MemoryEstimate) -> u64) -> Option<u32> {
+        let fits = |blocks: u32| measure(&self.estimate_for(blocks * 256)) <= available;
         let (mut fitting, mut too_large) = (0, self.effective_n_ctx() / 256 + 1);
         while fitting + 1 < too_large {
             let middle = fitting + (too_large - fitting) / 2;

@@ -12,14 +12,20 @@ pub struct MemoryEstimate {
     pub kv_cache: u64,
     /// The states of recurrent layers.
     pub recurrent: u64,
-    /// Logits and activations, a lower bound.
+    /// Buffers for activations and for the logits of a whole batch. They are reserved, but a use that asks for the
+    /// logits of one token at a time touches a small part of them.
     pub compute: u64,
 }
 
 impl MemoryEstimate {
-    /// Returns the sum.
+    /// Returns what is filled in any use: the cache and the states.
+    pub fn resident(&self) -> u64 {
+        self.kv_cache.saturating_add(self.recurrent)
+    }
+
+    /// Returns the sum of everything that is allocated.
     pub fn total(&self) -> u64 {
-        self.kv_cache.saturating_add(self.recurrent).saturating_add(self.compute)
+        self.resident().saturating_add(self.compute)
     }
 }
 

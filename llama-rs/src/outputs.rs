@@ -23,6 +23,28 @@ impl Rows {
 }
 
 /// The logits and embeddings of the last decode. They borrow the context: the next decode overwrites them.
+///
+/// # Examples
+/// Reading results before the next decode compiles:
+/// ```
+/// use llama_rs::{Batch, Context, Result};
+///
+/// fn both(context: &mut Context, one: &Batch, other: &Batch) -> Result<(f32, f32)> {
+///     let first = context.decode(one)?.last_logits().unwrap()[0];
+///     let second = context.decode(other)?.last_logits().unwrap()[0];
+///     Ok((first, second))
+/// }
+/// ```
+/// Keeping them over it does not:
+/// ```compile_fail
+/// use llama_rs::{Batch, Context, Result};
+///
+/// fn both(context: &mut Context, one: &Batch, other: &Batch) -> Result<(f32, f32)> {
+///     let first = context.decode(one)?.last_logits().unwrap();
+///     let second = context.decode(other)?.last_logits().unwrap();
+///     Ok((first[0], second[0]))
+/// }
+/// ```
 #[derive(Clone, Copy)]
 pub struct Outputs<'a> {
     context: &'a RawContext,

@@ -1,16 +1,22 @@
 //! What the operating system tells about memory.
 
-/// Bytes that this process can still allocate without paging, or `None` where the system doesn't tell.
+/// Bytes that this process can still use without paging, or `None` where the system doesn't tell.
 ///
-/// The least of the free memory of the machine, of the process's control group and of its address space limit.
+/// The least of the free memory of the machine and of the process's control group.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn available_memory() -> Option<u64> {
-    [machine_available(), group_available(), address_space_available()].into_iter().flatten().min()
+    [machine_available(), group_available()].into_iter().flatten().min()
 }
 
 /// See the Linux version.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(crate) fn available_memory() -> Option<u64> {
+    None
+}
+
+/// Bytes that this process can still allocate or map, or `None` if there is no limit (`ulimit -v`).
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn available_address_space() -> Option<u64> {
     None
 }
 
@@ -58,9 +64,9 @@ fn group_file_pages(group: &std::path::Path) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix("file "))?.trim().parse().ok()
 }
 
-/// What `ulimit -v` leaves.
+/// Bytes that this process can still allocate or map, or `None` if there is no limit (`ulimit -v`).
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn address_space_available() -> Option<u64> {
+pub(crate) fn available_address_space() -> Option<u64> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let limit = parse_address_space_limit(&limits)?;
     let used_pages = std::fs::read_to_string("/proc/self/statm").ok()?;
