@@ -19,7 +19,8 @@ fn lifetimes_and_threads_are_checked_by_the_compiler() {
     // The cases are only checked, so that nothing needs llama.cpp: this keeps its build script from compiling it.
     if env::var_os("DOCS_RS").is_none() {
         let this = env::current_exe().expect("a test knows its file");
-        let status = Command::new(this).env("DOCS_RS", "1").status().expect("a test can run itself");
+        let status =
+            Command::new(this).env("DOCS_RS", "1").status().expect("a test can run itself");
         assert!(status.success(), "see above");
         return;
     }
