@@ -103,6 +103,8 @@ pub struct Stats {
     pub reused_tokens: usize,
     /// Tokens of the answer, without the one that ends it.
     pub generated_tokens: usize,
+    /// Of the answer, tokens that were evaluated to find the next one; the last token of an answer usually is not.
+    pub evaluated_tokens: usize,
     /// Time to evaluate the prompt.
     pub prompt_time: Duration,
     /// Time to generate the answer: evaluation and sampling, without the time of the code that takes the pieces.
@@ -115,9 +117,10 @@ impl Stats {
         rate(self.prompt_tokens - self.reused_tokens, self.prompt_time)
     }
 
-    /// Returns how many tokens were generated a second.
+    /// Returns how many tokens were evaluated a second to generate the answer; 0 for an answer of one token, which comes
+    /// out of the prompt's evaluation.
     pub fn generation_tps(&self) -> f64 {
-        rate(self.generated_tokens, self.generation_time)
+        rate(self.evaluated_tokens, self.generation_time)
     }
 }
 
@@ -286,8 +289,11 @@ impl<'a> Generation<'a> {
         if self.is_cancelled() {
             return Ok(self.cancelled());
         }
+        let evaluated_before = self.session.evaluated_tokens();
         match self.session.evaluate_last() {
-            Ok(()) => {}
+            Ok(()) => {
+                self.stats.evaluated_tokens += self.session.evaluated_tokens() - evaluated_before;
+            }
             Err(error) if error.is_cancelled() => return Ok(self.cancelled()),
             Err(error) => return Err(error),
         }

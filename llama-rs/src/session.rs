@@ -222,6 +222,11 @@ impl Session {
         Ok(PromptStats { reused, time })
     }
 
+    /// Tokens of the text that are in memory.
+    pub(crate) fn evaluated_tokens(&self) -> usize {
+        self.evaluated
+    }
+
     /// Evaluates the last token of the text, if it is not in memory yet.
     pub(crate) fn evaluate_last(&mut self) -> Result<()> {
         if self.evaluated == self.history.len() {

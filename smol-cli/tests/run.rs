@@ -72,6 +72,13 @@ fn json_has_all_fields_on_one_line() {
 }
 
 #[test]
+fn an_answer_of_one_token_has_no_generation_speed() {
+    let report = Bench::new().json(&["-p", "Hello", "-n", "1", "--seed", "1"]);
+    assert_eq!(report["generated_tokens"], 1);
+    assert_eq!(report["generation_tps"], 0.0);
+}
+
+#[test]
 fn text_is_the_answer_and_a_line_break() {
     let bench = Bench::new();
     let args = ["-p", "Hello", "-n", "8", "--temp", "0"];
