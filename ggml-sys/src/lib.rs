@@ -29,6 +29,7 @@
     non_upper_case_globals,
     rust_2018_idioms,
     clippy::all,
+    clippy::multiple_unsafe_ops_per_block,
     clippy::undocumented_unsafe_blocks
 )]
 mod bindings {

@@ -106,10 +106,10 @@ pub fn quantize(ty: i32, src: &[f32], n_per_row: usize) -> Result<Vec<u8>, Quant
     if !SUPPORTED.contains(&layout.ty) {
         return Err(QuantError::Unsupported(layout.name));
     }
-    if n_per_row == 0 || n_per_row % layout.block_len != 0 {
+    if n_per_row == 0 || !n_per_row.is_multiple_of(layout.block_len) {
         return Err(QuantError::Length { given: n_per_row, multiple_of: layout.block_len });
     }
-    if src.len() % n_per_row != 0 {
+    if !src.len().is_multiple_of(n_per_row) {
         return Err(QuantError::Length { given: src.len(), multiple_of: n_per_row });
     }
     let n_rows = src.len() / n_per_row;
@@ -141,7 +141,7 @@ pub fn quantize(ty: i32, src: &[f32], n_per_row: usize) -> Result<Vec<u8>, Quant
 /// Unknown types, types without a conversion, `n` that is not whole blocks, `src` of another size than `n` values take.
 pub fn dequantize(ty: i32, src: &[u8], n: usize) -> Result<Vec<f32>, QuantError> {
     let layout = layout(ty)?;
-    if n % layout.block_len != 0 {
+    if !n.is_multiple_of(layout.block_len) {
         return Err(QuantError::Length { given: n, multiple_of: layout.block_len });
     }
     let bytes = n / layout.block_len * layout.block_bytes;
@@ -175,8 +175,10 @@ pub fn dequantize(ty: i32, src: &[u8], n: usize) -> Result<Vec<f32>, QuantError>
 }
 
 fn last_error() -> String {
-    // SAFETY: smol_last_error never returns NULL, and its buffer is this thread's own (guard.cpp).
-    unsafe { CStr::from_ptr(smol_last_error()) }.to_string_lossy().into_owned()
+    // SAFETY: takes nothing and has no requirements (smol.h, smol_last_error).
+    let text = unsafe { smol_last_error() };
+    // SAFETY: never NULL, and the buffer is this thread's own and NUL-terminated (guard.cpp, smol_set_error).
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
