@@ -23,10 +23,10 @@ fn main() -> Result<()> {
         stopper.cancel();
     });
     let options = GenerateOptions { cancel: Some(cancel), ..GenerateOptions::default() };
-    let answer = session.generate("Once upon a time", options)?.complete()?;
+    let answer = session.generate("Once upon a time", &options)?.complete()?;
     println!("{}\n[stopped: {}]", answer.text, answer.finish.as_str());
 
     let options = GenerateOptions { max_tokens: Some(8), ..GenerateOptions::default() };
-    println!("and again: {}", session.generate("Once upon a time", options)?.collect_text()?);
+    println!("and again: {}", session.generate("Once upon a time", &options)?.collect_text()?);
     Ok(())
 }

@@ -17,7 +17,7 @@ fn main() -> Result<()> {
     let mut session = Session::new(model.context().n_ctx(1024).build()?, sampler)?;
 
     let options = GenerateOptions { max_tokens: Some(32), ..GenerateOptions::default() };
-    let mut answer = session.generate(prompt.as_str(), options)?;
+    let mut answer = session.generate(prompt.as_str(), &options)?;
     print!("{prompt}");
     for piece in &mut answer {
         print!("{}", piece?.text);
