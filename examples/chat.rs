@@ -22,7 +22,10 @@ fn main() -> Result<()> {
         messages.push(Message::user(question));
         let answer = session.chat(&messages, &options)?.complete()?;
         println!("> {question}\n{}", answer.text.trim());
-        println!("[{} of {} prompt tokens reused]", answer.stats.reused_tokens, answer.stats.prompt_tokens);
+        println!(
+            "[{} of {} prompt tokens reused]",
+            answer.stats.reused_tokens, answer.stats.prompt_tokens
+        );
         messages.push(Message::assistant(answer.text));
     }
     Ok(())

@@ -10,7 +10,11 @@ fn main() -> Result<()> {
         eprintln!("usage: embeddings MODEL");
         std::process::exit(2);
     };
-    let texts = ["The cat sleeps on the sofa.", "A kitten naps on the couch.", "Interest rates rose again."];
+    let texts = [
+        "The cat sleeps on the sofa.",
+        "A kitten naps on the couch.",
+        "Interest rates rose again.",
+    ];
     let mut embedder = Embedder::new(&Model::load(path)?, Pooling::Mean)?.normalize(true);
     let embeddings = embedder.embed(&texts)?;
     for (text, embedding) in texts.iter().zip(&embeddings) {

@@ -511,11 +511,11 @@ impl<'a> Parser<'a> {
         let nullable = self.nullable_at_all();
         let mut edges = vec![Vec::new(); self.rules.len()];
         let mut growing = Vec::new();
-        for id in 0..self.rules.len() {
+        for (id, edges) in edges.iter_mut().enumerate() {
             for alternative in self.rule_at(id) {
                 for (at, symbol) in alternative.iter().enumerate() {
                     let Symbol::Rule(child) = *symbol else { break };
-                    edges[id].push(child);
+                    edges.push(child);
                     if at + 1 < alternative.len() {
                         growing.push((id, child));
                     }
