@@ -18,9 +18,8 @@ fn main() -> Result<()> {
     let mut context = model.context().n_ctx(512).n_batch(512).threads(threads, threads).build()?;
     let tokens = model.vocab().tokenize(prompt, true)?;
     let mut batch = Batch::sequence(&tokens, 0, SeqId(0));
-    let mut position = tokens.len() as i32;
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for _ in 0..n {
+    for position in (tokens.len() as i32..).take(n) {
         let outputs = context.decode(&batch)?;
         let logits = outputs.last_logits().expect("the last token of a sequence has logits");
         let mut best = 0;
@@ -32,7 +31,6 @@ fn main() -> Result<()> {
         }
         print!("{best} ");
         batch = Batch::sequence(&[Token(best as i32)], position, SeqId(0));
-        position += 1;
     }
     println!("{hash:016x}");
     Ok(())

@@ -7,6 +7,7 @@
 use crate::vars::Vars;
 
 /// A level as the compiler and the start-up check need it.
+#[derive(Debug)]
 pub struct CpuLevel {
     /// Canonical spelling, for example `x86-64-v4+vnni`.
     pub name: String,
