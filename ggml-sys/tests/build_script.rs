@@ -242,7 +242,7 @@ fn a_cross_build_is_generic_and_native_refused() {
     fixture.vars.target_arch = "aarch64".into();
     assert_eq!(cpu_level::CpuLevel::resolve(&fixture.vars).expect("generic").name, "armv8-a");
     fixture.vars.cpu = Some("native".into());
-    let error = cpu_level::CpuLevel::resolve(&fixture.vars).err().expect("native makes no sense");
+    let error = cpu_level::CpuLevel::resolve(&fixture.vars).expect_err("native makes no sense");
     assert_has(&error, &["cross build"]);
 }
 
