@@ -278,13 +278,19 @@ fn log_probs(rows: &[(&[f32], Token)], threads: usize) -> Result<Vec<f64>> {
         rows.iter().map(|&(logits, target)| log_softmax(logits, target)).collect::<Result<Vec<_>>>()
     };
     thread::scope(|scope| {
-        let workers: Vec<_> =
-            rows.chunks(part).map(|rows| scope.spawn(move || of_part(rows))).collect();
+        let workers: Vec<_> = rows
+            .chunks(part)
+            .map(|rows| (rows, thread::Builder::new().spawn_scoped(scope, move || of_part(rows))))
+            .collect();
         let mut all = Vec::with_capacity(rows.len());
-        for worker in workers {
-            let part = worker.join().map_err(|_| {
-                Error::new(ErrorKind::Internal, "a thread that scores tokens panicked")
-            })?;
+        for (rows, worker) in workers {
+            let part = match worker {
+                Ok(worker) => worker.join().map_err(|_| {
+                    Error::new(ErrorKind::Internal, "a thread that scores tokens panicked")
+                })?,
+                // Where there is no memory or permission for another thread, this one does its part.
+                Err(_) => of_part(rows),
+            };
             all.extend(part?);
         }
         Ok(all)
