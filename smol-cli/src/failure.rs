@@ -81,6 +81,10 @@ pub fn notice(message: impl fmt::Display) {
 /// The error, its causes a line each, and the advice.
 fn text(error: &anyhow::Error) -> String {
     let mut text = format!("smol: error: {error}\n");
+    if is_bare_io(error) {
+        // Only output is written without a word about where.
+        text = format!("smol: error: cannot write the output: {error}\n");
+    }
     let mut last = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         // Some libraries repeat the cause in their own message.
@@ -90,7 +94,7 @@ fn text(error: &anyhow::Error) -> String {
         last = cause;
     }
     for line in log_lines(error) {
-        if !text.contains(line.text.trim_end()) {
+        if !text.contains(said(&line.text)) {
             text += &format!("  {}: {}\n", line.source.as_str(), line.text.trim_end());
         }
     }
@@ -98,6 +102,22 @@ fn text(error: &anyhow::Error) -> String {
         text += &format!("  help: {advice}\n");
     }
     text
+}
+
+/// What a line of llama.cpp says: without the function's name, which it starts with.
+fn said(line: &str) -> &str {
+    let line = line.trim();
+    match line.split_once(": ") {
+        Some((function, said)) if !function.contains(char::is_whitespace) => said,
+        _ => line,
+    }
+}
+
+/// Whether there is nothing but an error of the system, without a context.
+fn is_bare_io(error: &anyhow::Error) -> bool {
+    let error: &(dyn std::error::Error + 'static) = error.as_ref();
+    let json = error.downcast_ref::<serde_json::Error>();
+    error.is::<io::Error>() || json.is_some_and(|error| error.io_error_kind().is_some())
 }
 
 fn failure(error: &anyhow::Error) -> Option<&Failure> {
@@ -151,6 +171,20 @@ mod tests {
     fn repeated_causes_are_told_once() {
         let error = anyhow::anyhow!("no space left").context("writing x: no space left");
         assert_eq!(text(&error), "smol: error: writing x: no space left\n");
+    }
+
+    #[test]
+    fn errors_of_output_say_that() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        for error in [anyhow::Error::new(full()), serde_json::Error::io(full()).into()] {
+            assert_eq!(text(&error), "smol: error: cannot write the output: no storage space\n");
+        }
+    }
+
+    #[test]
+    fn a_line_is_known_without_its_functions_name() {
+        assert_eq!(said("load_model: error: no file\n"), "error: no file");
+        assert_eq!(said("no function: no file"), "no function: no file");
     }
 
     #[test]

@@ -31,6 +31,10 @@ impl ModelArg {
 /// Returns the path of `model`, after fetching it if it is a name and not there.
 pub fn resolve(model: &OsStr, global: &Global) -> Result<PathBuf> {
     let path = Path::new(model);
+    if model.is_empty() {
+        let failure = Failure::usage("the name of the model is empty");
+        return Err(failure.advice("`smol models` lists the models known by name").into());
+    }
     if looks_like_path(path) {
         check_file(path)?;
         return Ok(path.to_owned());

@@ -220,6 +220,8 @@ fn models_that_are_no_files() {
     assert!(stderr.contains("did you mean") && stderr.contains("tiny.gguf"), "{stderr}");
     let stderr = refused(&mut bench.run_file(&folder.join("no.gguf"), &["-p", "x"]), 1);
     assert!(stderr.contains("there is no file") && stderr.contains("no.gguf"), "{stderr}");
+    let stderr = refused(&mut bench.run_file(Path::new(""), &["-p", "x"]), 2);
+    assert!(stderr.contains("the name of the model is empty"), "{stderr}");
     let stderr = refused(&mut bench.run_file(Path::new("nonsense"), &["-p", "x"]), 2);
     assert!(stderr.contains("no model is named `nonsense`"), "{stderr}");
     #[cfg(unix)]
@@ -258,16 +260,38 @@ fn models_without_read_permission() {
 #[cfg(target_os = "linux")]
 fn too_little_address_space_is_an_error() {
     let bench = Bench::new();
-    for kib in ["60000", "40000", "30000"] {
-        let mut command = assert_cmd::Command::new("sh");
-        command.args(["-c", "ulimit -v $2; exec \"$0\" run -m \"$1\" -p x -n 1"]);
-        command.arg(env!("CARGO_BIN_EXE_smol")).arg(&bench.model).arg(kib);
-        let output = command.output().unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        // A tiny model may fit.
-        if output.status.code() != Some(0) {
-            assert_eq!(output.status.code(), Some(1), "{kib}: {stderr}");
-            assert!(stderr.contains("memory"), "{kib}: {stderr}");
+    let text = bench.write("text.txt", "word ".repeat(300));
+    for what in [
+        "run -p x -n 1",
+        "bench -p 64 -n 2 -r 1 -t 1",
+        "perplexity -c 128 -t 1 -f \"$3\"",
+        "tokenize -p x",
+        "chat -p x -n 1 </dev/null",
+    ] {
+        for kib in (24..120).step_by(8).map(|mib| mib * 1024) {
+            let mut command = assert_cmd::Command::new("sh");
+            command.arg("-c").arg(format!("ulimit -v $2; exec \"$0\" {what} -m \"$1\""));
+            command.arg(env!("CARGO_BIN_EXE_smol")).arg(&bench.model).arg(kib.to_string());
+            let output = command.arg(&text).output().unwrap();
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            // A tiny model may fit.
+            if output.status.code() != Some(0) {
+                assert_eq!(output.status.code(), Some(1), "{what} in {kib} KiB: {stderr}");
+                assert!(stderr.contains("memory"), "{what} in {kib} KiB: {stderr}");
+            }
         }
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn full_disks_under_standard_output_are_told() {
+    let bench = Bench::new();
+    for what in ["run -p x -n 1", "run -p x -n 1 --json", "tokenize -p x --json"] {
+        let mut command = assert_cmd::Command::new("sh");
+        command.arg("-c").arg(format!("exec \"$0\" {what} -m \"$1\" >/dev/full"));
+        command.arg(env!("CARGO_BIN_EXE_smol")).arg(&bench.model);
+        let stderr = refused(&mut command, 1);
+        assert!(stderr.contains("cannot write the output: "), "{stderr}");
     }
 }

@@ -111,6 +111,80 @@ fn ctrl_c_stops_the_answer_and_keeps_the_chat() {
     assert!(child.wait().unwrap().success());
 }
 
+/// Starts a chat of the tiny model in `folder` with pipes.
+#[cfg(unix)]
+fn start(folder: &Path, args: &[&str]) -> std::process::Child {
+    use std::process::{Command, Stdio};
+    Command::new(env!("CARGO_BIN_EXE_smol"))
+        .args(["chat", "--seed", "1", "-t", "1", "-m"])
+        .arg(folder.join("tiny.gguf"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[cfg(unix)]
+fn interrupt(child: &std::process::Child) {
+    let id = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_ends_a_chat_that_waits_for_a_pipe() {
+    use std::io::{Read as _, Write as _};
+    use std::time::Duration;
+
+    let folder = tempfile::tempdir().unwrap();
+    tiny_model(folder.path());
+    let mut child = start(folder.path(), &["-c", "256", "-n", "1"]);
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"Hello\n").unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 1]).unwrap();
+    // From the answer to the next line it takes no time that counts.
+    std::thread::sleep(Duration::from_millis(500));
+    interrupt(&child);
+    let mut rest = Vec::new();
+    stdout.read_to_end(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_before_the_first_answer_is_not_lost() {
+    use std::io::{Read as _, Write as _};
+    use std::time::Duration;
+
+    let folder = tempfile::tempdir().unwrap();
+    tiny_model(folder.path());
+    for delay in (0..100).step_by(4) {
+        let mut child = start(folder.path(), &["-c", "4096", "-p", "Hello"]);
+        let _ = child.stdin.take().unwrap().write_all(b"/stats\n");
+        std::thread::sleep(Duration::from_millis(delay));
+        interrupt(&child);
+        let mut text = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        let code = child.wait().unwrap().code();
+        match code {
+            // It came before the program had its handler, or while the model was loading.
+            None | Some(130) => assert_eq!(text, ""),
+            Some(0) => assert!(text.contains("stop: cancelled"), "after {delay} ms: {text}"),
+            Some(1) => assert!(text.contains("no answer yet"), "after {delay} ms: {text}"),
+            code => panic!("after {delay} ms: {code:?} {text}"),
+        }
+    }
+}
+
+#[test]
+fn instructions_may_start_with_a_hyphen() {
+    let folder = tempfile::tempdir().unwrap();
+    chat(folder.path(), &["--system", "- Be brief."], "/quit\n");
+}
+
 #[test]
 fn models_without_a_template_get_chatml_and_a_notice() {
     use testkit::tiny::{self, Arch, Template, TinyOptions};

@@ -86,6 +86,21 @@ fn url(server: &Server) -> String {
 }
 
 #[test]
+fn damaged_files_are_fetched_again() {
+    let content = content(300_000);
+    let server = Server::start(content.clone(), |_| Answer::All);
+    let bench = Bench::new(&content, &[url(&server)]);
+    output(&mut bench.pull(), 0);
+    let mut damaged = content.clone();
+    damaged[200_000] ^= 1;
+    fs::write(bench.model(), damaged).unwrap();
+    let (_, stderr) = output(&mut bench.pull(), 0);
+    assert!(stderr.contains("is damaged"), "{stderr}");
+    assert_eq!(fs::read(bench.model()).unwrap(), content);
+    assert_eq!(server.requests().len(), 2);
+}
+
+#[test]
 fn fetches_once() {
     let content = content(300_000);
     let server = Server::start(content.clone(), |_| Answer::All);

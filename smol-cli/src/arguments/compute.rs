@@ -38,9 +38,14 @@ impl ComputeArgs {
         }
         let threads = clamped_threads(self.threads);
         context = context.threads(threads, threads);
-        check_memory(&context, Memory::probe().usable())?;
-        context.build()
+        build_context(context)
     }
+}
+
+/// Makes the context, if there is memory for it and for what it takes later.
+pub fn build_context(context: ContextBuilder) -> Result<Context> {
+    check_memory(&context, Memory::probe().usable())?;
+    context.build()
 }
 
 /// Refuses a context that fits only on paper: where memory runs out in the middle, llama.cpp ends

@@ -68,6 +68,14 @@ pub fn pull(entry: &Entry, cache: &Cache) -> Result<PathBuf> {
     Err(anyhow::anyhow!(failures.join("\n  cause: ")).context(Failure::new(message).advice(advice)))
 }
 
+/// Whether the content of a fetched model is still what it was.
+pub fn is_intact(entry: &Entry, path: &Path) -> Result<bool> {
+    let hash = File::open(path)
+        .and_then(part_file::sha256)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(hash == entry.sha256)
+}
+
 fn fetch(source: &Source, part: &mut PartFile, path: &Path) -> Result<(), Error> {
     let resumed = part.len() > 0;
     transfer(source, part, path)?;

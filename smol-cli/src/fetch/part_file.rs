@@ -42,18 +42,7 @@ impl PartFile {
         if self.file.metadata()?.len() > self.size {
             self.file.set_len(0)?;
         }
-        let mut block = vec![0; 1 << 18];
-        loop {
-            match self.file.read(&mut block) {
-                Ok(0) => break,
-                Ok(read) => {
-                    self.hasher.update(&block[..read]);
-                    self.len += read as u64;
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
+        self.len = hash_rest(&mut self.file, &mut self.hasher)?;
         self.bar.set_position(self.len);
         Ok(())
     }
@@ -148,6 +137,30 @@ impl Drop for PartFile {
     }
 }
 
+/// Returns the hash of a file's content, in hexadecimal digits.
+pub(super) fn sha256(mut file: File) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    hash_rest(&mut file, &mut hasher)?;
+    Ok(hex(&hasher.finalize()))
+}
+
+/// Hashes a file from where it stands to its end, and returns how many bytes that were.
+fn hash_rest(file: &mut File, hasher: &mut Sha256) -> io::Result<u64> {
+    let mut block = vec![0; 1 << 18];
+    let mut len = 0;
+    loop {
+        match file.read(&mut block) {
+            Ok(0) => return Ok(len),
+            Ok(read) => {
+                hasher.update(&block[..read]);
+                len += read as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -193,6 +206,14 @@ mod tests {
         assert_eq!(part.len(), 0);
         drop(part);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn files_are_hashed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        std::fs::write(&path, "abc").unwrap();
+        assert_eq!(sha256(File::open(&path).unwrap()).unwrap(), ABC);
     }
 
     #[test]

@@ -122,6 +122,8 @@ fn reason(messages: &str) -> &str {
     let lines = || messages.lines().map(str::trim).rev();
     lines()
         .find_map(|line| line.strip_prefix("ERROR: "))
+        // What follows this is a traceback, which ends with the reason.
+        .filter(|&error| error != "Exception:")
         .or_else(|| lines().find(|line| !line.is_empty()))
         .unwrap_or("it gives no reason")
 }
@@ -151,6 +153,8 @@ mod tests {
             ERROR: No matching distribution found for x==1\n\n";
         assert_eq!(reason(messages), "No matching distribution found for x==1");
         assert_eq!(reason("Traceback\nboom\n"), "boom");
+        let messages = "ERROR: Exception:\nTraceback:\n  at x\nOSError: File too large\n";
+        assert_eq!(reason(messages), "OSError: File too large");
         assert_eq!(reason(""), "it gives no reason");
     }
 }

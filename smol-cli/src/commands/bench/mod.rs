@@ -3,7 +3,7 @@
 mod clock;
 mod report;
 
-use crate::arguments::{clamped_threads, load_model};
+use crate::arguments::{build_context, clamped_threads, load_model};
 use crate::cli::Global;
 use crate::interrupt;
 use crate::model::ModelArg;
@@ -130,14 +130,14 @@ fn measure(
     cancel: &CancelToken,
     mut done: impl FnMut(),
 ) -> Result<Samples> {
-    let mut context = model
+    let context = model
         .context()
         .n_ctx(test.tokens())
         .n_batch(N_BATCH)
         .n_ubatch(N_UBATCH)
         .threads(threads, threads)
-        .cancel(cancel)
-        .build()?;
+        .cancel(cancel);
+    let mut context = build_context(context)?;
     let mut tokens = RandomTokens::new(model);
     // The first run pays for page faults and thread starts.
     let warm_up = match test {

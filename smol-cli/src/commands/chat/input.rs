@@ -1,6 +1,8 @@
 //! Lines from the user: edited on a terminal, plain otherwise.
 
 use crate::cli::Global;
+use crate::failure::notice;
+use crate::interrupt::Idle;
 use anyhow::{Context as _, Result};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -16,14 +18,14 @@ pub enum Line {
 /// The user's lines.
 pub enum Input {
     Terminal { editor: Box<DefaultEditor>, history: PathBuf },
-    Pipe,
+    Pipe { idle: Idle },
 }
 
 impl Input {
     /// Opens standard input, and the history of earlier chats if that is a terminal.
-    pub fn new(global: &Global) -> Result<Self> {
+    pub fn new(global: &Global, idle: Idle) -> Result<Self> {
         if !io::stdin().is_terminal() {
-            return Ok(Self::Pipe);
+            return Ok(Self::Pipe { idle });
         }
         let mut editor =
             Box::new(DefaultEditor::new().context("cannot use the terminal for input")?);
@@ -38,7 +40,7 @@ impl Input {
         matches!(self, Self::Terminal { .. })
     }
 
-    /// Reads the next line; Ctrl-C and Ctrl-D end the input.
+    /// Reads the next line; Ctrl-D on a terminal ends the input.
     pub fn next(&mut self) -> Result<Line> {
         match self {
             Self::Terminal { editor, .. } => match editor.readline("> ") {
@@ -48,12 +50,17 @@ impl Input {
                     }
                     Ok(Line::Text(line))
                 }
-                Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(Line::End),
+                Err(ReadlineError::Eof) => Ok(Line::End),
+                // It may have been meant for the answer that has just ended.
+                Err(ReadlineError::Interrupted) => {
+                    notice("Ctrl-D or /quit leaves the chat");
+                    Ok(Line::Text(String::new()))
+                }
                 Err(error) => Err(error).context("cannot read from the terminal"),
             },
-            Self::Pipe => {
+            Self::Pipe { idle } => {
                 let mut bytes = Vec::new();
-                let read = io::stdin().lock().read_until(b'\n', &mut bytes);
+                let read = idle.during(|| io::stdin().lock().read_until(b'\n', &mut bytes));
                 match read.context("cannot read standard input")? {
                     0 => Ok(Line::End),
                     _ => {

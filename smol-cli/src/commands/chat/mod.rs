@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<OsString>,
     /// Instructions that hold for the whole conversation
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<OsString>,
     /// Most tokens of an answer [default: until its end, or until the context is full]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
@@ -48,7 +48,7 @@ const HELP: &str = "\
 /save FILE   write the conversation to a file
 /load FILE   go on with a conversation from a file
 /stats       counts and speeds of the last answer, and memory
-/quit        leave (as does Ctrl-D; Ctrl-C stops an answer)
+/quit        leave (as does Ctrl-D; Ctrl-C stops an answer or drops a line)
 ";
 
 /// Chats until the input ends.
@@ -57,14 +57,14 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let prompt = utf8(args.prompt.as_ref(), "-p")?;
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
-    interrupt::cancel_on_ctrl_c(&cancel)?;
+    let idle = interrupt::cancel_on_ctrl_c(&cancel)?;
     let model = load_model(&path, &cancel)?;
     let sampler = args.sampling.builder(bits_per_weight(&model)).build(&model)?;
     let mut session = Session::new(args.compute.build(&model, &cancel)?, sampler)?;
     if let Some(warning) = session.chat_template().warning() {
         notice(warning);
     }
-    let mut input = Input::new(global)?;
+    let mut input = Input::new(global, idle)?;
     if input.is_interactive() {
         let context = session.context().n_ctx();
         let name = model.description();
@@ -83,9 +83,18 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         }
         stay(error)
     };
-    while let Line::Text(line) =
-        given.take().map_or_else(|| input.next(), |text| Ok(Line::Text(text)))?
-    {
+    loop {
+        let line = match given.take() {
+            // A Ctrl-C from before it is for its answer.
+            Some(text) => text,
+            None => match input.next()? {
+                Line::Text(text) => {
+                    chat.cancel.reset();
+                    text
+                }
+                Line::End => break,
+            },
+        };
         let line = line.trim();
         match line.strip_prefix('/') {
             _ if line.is_empty() => {}
@@ -148,7 +157,6 @@ impl Chat {
     }
 
     fn answer(&mut self) -> Result<String> {
-        self.cancel.reset();
         let generate = GenerateOptions {
             max_tokens: self.tokens,
             loop_detector: Some(LoopOptions::default()),
