@@ -15,7 +15,7 @@ use crate::threads::Cores;
 /// The context of models that were trained on more, unless another is asked for.
 const DEFAULT_N_CTX: u32 = 4096;
 /// Sequences that llama.cpp counts in fixed arrays (llama-cparams.h, LLAMA_MAX_SEQ).
-const MAX_SEQUENCES: u32 = 256;
+pub(crate) const MAX_SEQUENCES: u32 = 256;
 /// Bounds of settings that only memory limits.
 const MAX_BATCH: u32 = 1 << 20;
 const MAX_N_CTX: u32 = i32::MAX as u32 - 256;

@@ -5,7 +5,7 @@ use std::thread;
 
 use crate::batch::Batch;
 use crate::context::Context;
-use crate::context_builder::ContextBuilder;
+use crate::context_builder::{ContextBuilder, MAX_SEQUENCES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::sampler::log_softmax;
@@ -40,7 +40,7 @@ impl PerplexityOptions {
     /// `InvalidArgument` for a chunk size out of range.
     pub fn context(&self, model: &Model) -> Result<ContextBuilder> {
         self.check()?;
-        let parallel = (Self::BATCH / self.chunk).max(1);
+        let parallel = (Self::BATCH / self.chunk).clamp(1, MAX_SEQUENCES as usize);
         let n_ctx = (parallel * self.chunk) as u32;
         Ok(model
             .context()

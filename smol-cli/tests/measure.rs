@@ -60,6 +60,17 @@ fn perplexity_of_a_text() {
 }
 
 #[test]
+fn perplexity_of_the_shortest_chunks() {
+    let bench = Bench::new();
+    let text = bench.text();
+    let report = bench.json("perplexity", &["-f", &text, "-c", "4"]);
+    let tokens = report["tokens"].as_u64().unwrap();
+    assert_eq!(report["chunks"].as_u64(), Some(tokens / 4));
+    // Of a chunk's second half the last token has no successor.
+    assert_eq!(report["scored_tokens"].as_u64(), Some(tokens / 4));
+}
+
+#[test]
 fn perplexity_of_a_short_text_names_the_counts() {
     let bench = Bench::new();
     let path = bench.folder.path().join("short.txt");
