@@ -284,6 +284,25 @@ fn too_little_address_space_is_an_error() {
 }
 
 #[test]
+#[cfg(unix)]
+fn texts_without_an_end() {
+    let bench = Bench::new();
+    for args in [
+        &["-f", "/dev/zero"][..],
+        &["-p", "x", "--grammar", "/dev/zero"],
+        &["-p", "x", "--json-schema", "/dev/zero"],
+    ] {
+        let stderr = bench.refused(args, 1);
+        assert!(stderr.contains("cannot read /dev/zero"), "{stderr}");
+        assert!(stderr.contains("longer than 67108864 bytes"), "{stderr}");
+    }
+    let mut command = assert_cmd::Command::new("sh");
+    command.args(["-c", "exec \"$0\" run -m \"$1\" </dev/zero"]);
+    let stderr = refused(command.arg(env!("CARGO_BIN_EXE_smol")).arg(&bench.model), 1);
+    assert!(stderr.contains("longer than 67108864 bytes"), "{stderr}");
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn full_disks_under_standard_output_are_told() {
     let bench = Bench::new();

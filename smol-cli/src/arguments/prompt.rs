@@ -3,8 +3,12 @@
 use crate::failure::Failure;
 use anyhow::{Context as _, Result};
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
+
+/// Most bytes of a text: far above what any context holds, and far below what fills memory.
+pub const MAX_TEXT: u64 = 64 << 20;
 
 /// Where the prompt comes from.
 #[derive(Debug, clap::Args)]
@@ -36,8 +40,20 @@ impl PromptArgs {
 /// Reads a text file.
 pub fn read_text(path: &Path) -> Result<String> {
     let shown = path.display();
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {shown}"))?;
+    let file = File::open(path).with_context(|| format!("cannot read {shown}"))?;
+    let bytes = read_bounded(file).with_context(|| format!("cannot read {shown}"))?;
     text(bytes, &shown.to_string())
+}
+
+/// Reads to the end, unless that is beyond [`MAX_TEXT`].
+fn read_bounded(reader: impl io::Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    reader.take(MAX_TEXT + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_TEXT {
+        let message = format!("it is longer than {MAX_TEXT} bytes, the most that a text may have");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(bytes)
 }
 
 fn from_stdin(asked_for: bool) -> Result<String> {
@@ -47,8 +63,7 @@ fn from_stdin(asked_for: bool) -> Result<String> {
         let message = "there is no prompt, and standard input is a terminal";
         return Err(Failure::usage(message).advice(advice).into());
     }
-    let mut bytes = Vec::new();
-    stdin.lock().read_to_end(&mut bytes).with_context(|| {
+    let bytes = read_bounded(stdin.lock()).with_context(|| {
         Failure::new("cannot read the prompt from standard input").advice(advice)
     })?;
     if bytes.is_empty() {

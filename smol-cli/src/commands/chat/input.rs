@@ -1,12 +1,13 @@
 //! Lines from the user: edited on a terminal, plain otherwise.
 
+use crate::arguments::MAX_TEXT;
 use crate::cli::Global;
 use crate::failure::notice;
 use crate::interrupt::Idle;
 use anyhow::{Context as _, Result};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
-use std::io::{self, BufRead as _, IsTerminal as _};
+use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
 use std::path::PathBuf;
 
 /// What came from the user.
@@ -60,7 +61,8 @@ impl Input {
             },
             Self::Pipe { idle } => {
                 let mut bytes = Vec::new();
-                let read = idle.during(|| io::stdin().lock().read_until(b'\n', &mut bytes));
+                let read =
+                    idle.during(|| io::stdin().lock().take(MAX_TEXT).read_until(b'\n', &mut bytes));
                 match read.context("cannot read standard input")? {
                     0 => Ok(Line::End),
                     _ => {

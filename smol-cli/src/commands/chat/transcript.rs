@@ -1,5 +1,6 @@
 //! Conversations in files, as the JSON list of messages that chat programs share.
 
+use crate::arguments::read_text;
 use crate::failure::Failure;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -29,7 +30,7 @@ pub fn save(path: &Path, messages: &[Message]) -> Result<()> {
 /// Reads messages.
 pub fn load(path: &Path) -> Result<Vec<Message>> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+    let text = read_text(path)?;
     let entries: Vec<Entry> = serde_json::from_str(&text)
         .with_context(|| Failure::new(format!("{shown} is not a saved conversation")))?;
     Ok(entries.into_iter().map(|entry| Message::new(entry.role.as_str(), entry.content)).collect())
