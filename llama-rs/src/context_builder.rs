@@ -194,7 +194,7 @@ impl ContextBuilder {
         let estimate = self.estimate_for(params.n_ctx);
         if self.check_memory {
             let memory = system::available_memory();
-            self.check_available(memory, MemoryEstimate::resident, "of memory are available")?;
+            self.check_available(memory, MemoryEstimate::resident, "are available")?;
             let addresses = system::available_address_space();
             let limit = "are left by the limit of this process's address space";
             self.check_available(addresses, MemoryEstimate::total, limit)?;
@@ -290,6 +290,7 @@ impl ContextBuilder {
             n_ubatch: self.n_ubatch.unwrap_or(512).min(n_batch).into(),
             n_seq_max: self.n_seq_max.into(),
             n_vocab: self.model.raw().vocab_len().into(),
+            n_tensors: self.model.n_tensors() as u64,
             type_k: self.type_k,
             type_v: self.type_v,
             swa_full: self.swa_full,
@@ -323,7 +324,7 @@ impl ContextBuilder {
         Err(Error::new(
             ErrorKind::OutOfMemory { needed: Some(needed), available: Some(available) },
             format!(
-                "a context of {} tokens needs about {} but {} {limit}{advice}",
+                "a context of {} tokens needs about {} of memory but {} {limit}{advice}",
                 self.effective_n_ctx(),
                 human(needed),
                 human(available),

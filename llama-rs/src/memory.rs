@@ -15,6 +15,9 @@ pub struct MemoryEstimate {
     /// Buffers for activations and for the logits of a whole batch. They are reserved, but a use that asks for the
     /// logits of one token at a time touches a small part of them.
     pub compute: u64,
+    /// Tables for computation graphs and what comes on top while the context works: thread stacks, work buffers. Most
+    /// of it is address space that is never touched, but ggml ends the process where it cannot have it (ggml.c:1663).
+    pub graphs: u64,
 }
 
 impl MemoryEstimate {
@@ -25,9 +28,16 @@ impl MemoryEstimate {
 
     /// Returns the sum of everything that is allocated.
     pub fn total(&self) -> u64 {
-        self.resident().saturating_add(self.compute)
+        self.resident().saturating_add(self.compute).saturating_add(self.graphs)
     }
 }
+
+/// Bytes a node of the largest graph: the scheduler makes room for 60 copies of tensors a node and for their hash slots
+/// (ggml-backend.cpp:2241-2260), three graphs keep 400 bytes each.
+const NODE_BYTES: u64 = 60 * (368 + 24) + 3 * 400;
+
+/// Bytes that a context takes while it works, beside everything else.
+const AT_WORK: u64 = 24 << 20;
 
 /// What the estimate depends on besides the model.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +46,7 @@ pub(crate) struct MemoryRequest {
     pub(crate) n_ubatch: u64,
     pub(crate) n_seq_max: u64,
     pub(crate) n_vocab: u64,
+    pub(crate) n_tensors: u64,
     pub(crate) type_k: KvType,
     pub(crate) type_v: KvType,
     pub(crate) swa_full: bool,
@@ -144,7 +155,23 @@ impl<'a> Layers<'a> {
             kv_cache,
             recurrent: self.recurrent_bytes().saturating_mul(request.n_seq_max.max(1)),
             compute: row.saturating_mul(request.n_ubatch.min(request.n_ctx)),
+            graphs: self.graph_nodes(request).saturating_mul(NODE_BYTES).saturating_add(AT_WORK),
         }
+    }
+
+    /// The most nodes of a graph (llama-context.cpp:2529, llama_context::graph_max_nodes).
+    fn graph_nodes(&self, request: &MemoryRequest) -> u64 {
+        let n_tokens = request.n_ubatch.min(request.n_ctx);
+        let (per_token, per_tensor) = match self.metadata.architecture().unwrap_or_default() {
+            "kimi-k3" | "glm5-next" => (160, 64),
+            "hrm_text" => (80, 64),
+            "qwen3next" | "kimi-linear" | "bailingmoe3" | "qwen35" | "qwen35moe" | "clef"
+            | "qwen4exp" | "deepseek4" | "deepseek41" | "dflash" | "nanbeige" | "minimax-01"
+            | "minimax-m3" | "hy_v4" => (40, 32),
+            _ => (0, 8),
+        };
+        let by_tokens = n_tokens.saturating_mul(per_token);
+        by_tokens.max(request.n_tensors.saturating_mul(per_tensor)).max(1024)
     }
 }
 
@@ -184,6 +211,7 @@ mod tests {
             n_ubatch: 512,
             n_seq_max: 1,
             n_vocab: 1000,
+            n_tensors: 272,
             type_k: KvType::F16,
             type_v: KvType::F16,
             swa_full: false,

@@ -38,6 +38,7 @@ pub(crate) struct Inner {
     pub(crate) raw: RawModel,
     pub(crate) path: PathBuf,
     pub(crate) metadata: Metadata,
+    pub(crate) n_tensors: usize,
     pub(crate) files: Vec<FileState>,
     pub(crate) fingerprint: u128,
     #[cfg(feature = "json-schema")]
@@ -72,6 +73,11 @@ impl Model {
         &self,
     ) -> &std::sync::OnceLock<crate::grammar::json_schema::Vocabulary> {
         &self.inner.schema_vocabulary
+    }
+
+    /// Tensors of all files.
+    pub(crate) fn n_tensors(&self) -> usize {
+        self.inner.n_tensors
     }
 
     pub(crate) fn fingerprint(&self) -> u128 {

@@ -176,6 +176,7 @@ impl ModelBuilder {
             cancel: self.cancel,
             before_reading: guarded.map(|mapping| Box::new(move || mapping.refresh()) as _),
         })?;
+        let n_tensors = files.shards().tensors().count();
         let files = files.into_states();
         files.iter().try_for_each(FileState::check_unchanged)?;
         if let Some(mapping) = &mapping {
@@ -190,6 +191,7 @@ impl ModelBuilder {
             raw,
             path: self.path,
             metadata,
+            n_tensors,
             files,
             fingerprint,
             #[cfg(feature = "json-schema")]

@@ -261,25 +261,33 @@ fn models_without_read_permission() {
 fn too_little_address_space_is_an_error() {
     let bench = Bench::new();
     let text = bench.write("text.txt", "word ".repeat(300));
+    let try_with = |what: &str, kib: u32| {
+        let mut command = assert_cmd::Command::new("sh");
+        command.arg("-c").arg(format!("ulimit -v $2; exec \"$0\" {what} -m \"$1\""));
+        command.arg(env!("CARGO_BIN_EXE_smol")).arg(&bench.model).arg(kib.to_string());
+        let output = command.arg(&text).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        // A tiny model may fit.
+        if output.status.code() != Some(0) {
+            assert_eq!(output.status.code(), Some(1), "{what} in {kib} KiB: {stderr}");
+            assert!(stderr.contains("memory"), "{what} in {kib} KiB: {stderr}");
+        }
+    };
+    let perplexity = "perplexity -c 128 -t 1 -f \"$3\"";
     for what in [
         "run -p x -n 1",
         "bench -p 64 -n 2 -r 1 -t 1",
-        "perplexity -c 128 -t 1 -f \"$3\"",
+        perplexity,
         "tokenize -p x",
         "chat -p x -n 1 </dev/null",
     ] {
-        for kib in (24..120).step_by(8).map(|mib| mib * 1024) {
-            let mut command = assert_cmd::Command::new("sh");
-            command.arg("-c").arg(format!("ulimit -v $2; exec \"$0\" {what} -m \"$1\""));
-            command.arg(env!("CARGO_BIN_EXE_smol")).arg(&bench.model).arg(kib.to_string());
-            let output = command.arg(&text).output().unwrap();
-            let stderr = String::from_utf8(output.stderr).unwrap();
-            // A tiny model may fit.
-            if output.status.code() != Some(0) {
-                assert_eq!(output.status.code(), Some(1), "{what} in {kib} KiB: {stderr}");
-                assert!(stderr.contains("memory"), "{what} in {kib} KiB: {stderr}");
-            }
+        for mib in (24..120).step_by(8) {
+            try_with(what, mib * 1024);
         }
+    }
+    // Somewhere here the work buffer of a decode is what no longer fits.
+    for kib in (60 * 1024..90 * 1024).step_by(512) {
+        try_with(perplexity, kib);
     }
 }
 

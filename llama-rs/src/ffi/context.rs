@@ -269,8 +269,10 @@ impl RawContext {
             2 => DecodeOutcome::Aborted,
             code => {
                 let log = capture.finish();
+                // GGML_STATUS_ALLOC_FAILED (llama-context.cpp:2051).
+                let status = if code == -2 { sys::SMOL_ERR_MEMORY } else { sys::SMOL_ERR_NULL };
                 let error = call::failure(
-                    sys::SMOL_ERR_NULL,
+                    status,
                     &format!("code {code}"),
                     ErrorKind::Decode,
                     "decoding",

@@ -1,12 +1,8 @@
 //! Context, batches and threads.
 
 use crate::failure::notice;
-use crate::units::bytes;
-use smol_engine::machine::{Cpu, Memory};
-use smolmaxxing::{CancelToken, Context, ContextBuilder, Error, ErrorKind, Model, Result};
-
-/// What a context takes beside its estimate: graphs, work buffers and the stacks of threads.
-const BESIDE_CONTEXT: u64 = 32 << 20;
+use smol_engine::machine::Cpu;
+use smolmaxxing::{CancelToken, Context, Model, Result};
 
 /// Settings of the context.
 #[derive(Debug, clap::Args)]
@@ -38,32 +34,8 @@ impl ComputeArgs {
         }
         let threads = clamped_threads(self.threads);
         context = context.threads(threads, threads);
-        build_context(context)
+        context.build()
     }
-}
-
-/// Makes the context, if there is memory for it and for what it takes later.
-pub fn build_context(context: ContextBuilder) -> Result<Context> {
-    check_memory(&context, Memory::probe().usable())?;
-    context.build()
-}
-
-/// Refuses a context that fits only on paper: where memory runs out in the middle, llama.cpp ends
-/// the process.
-fn check_memory(context: &ContextBuilder, usable: Option<u64>) -> Result<()> {
-    let estimate = context.memory_estimate().total();
-    let needed = estimate.saturating_add(BESIDE_CONTEXT);
-    // What exceeds memory by itself is refused with better advice when the context is built.
-    let tight = |usable: &u64| (estimate..needed).contains(usable);
-    let Some(usable) = usable.filter(tight) else { return Ok(()) };
-    let message = format!(
-        "the context needs about {} of memory but {} are available; use a smaller one with -c, or a smaller \
-         batch with -b",
-        bytes(needed),
-        bytes(usable)
-    );
-    let kind = ErrorKind::OutOfMemory { needed: Some(needed), available: Some(usable) };
-    Err(Error::new(kind, message))
 }
 
 /// Returns the number of threads to use: the default, or what was asked for if the machine

@@ -5,7 +5,7 @@ mod load;
 mod prompt;
 mod sampling;
 
-pub use compute::{ComputeArgs, build_context, clamped_threads};
+pub use compute::{ComputeArgs, clamped_threads};
 pub use load::{bits_per_weight, load_model, load_vocabulary};
 pub use prompt::{MAX_TEXT, PromptArgs, read_text};
 pub use sampling::{GrammarArgs, SamplingArgs};

@@ -1,6 +1,6 @@
 //! `smol perplexity`: how well a model predicts a text.
 
-use crate::arguments::{build_context, clamped_threads, load_model, read_text};
+use crate::arguments::{clamped_threads, load_model, read_text};
 use crate::cli::Global;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -66,7 +66,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         ..PerplexityOptions::default()
     };
     let context = options.context(&model)?.threads(threads, threads).cancel(&cancel);
-    let mut context = build_context(context)?;
+    let mut context = context.build()?;
     let bar = progress::steps("perplexity", 0);
     let result = perplexity(&mut context, &text, &options, |progress| {
         bar.set_length(progress.chunks as u64);

@@ -3,7 +3,7 @@
 mod clock;
 mod report;
 
-use crate::arguments::{build_context, clamped_threads, load_model};
+use crate::arguments::{clamped_threads, load_model};
 use crate::cli::Global;
 use crate::interrupt;
 use crate::model::ModelArg;
@@ -137,7 +137,7 @@ fn measure(
         .n_ubatch(N_UBATCH)
         .threads(threads, threads)
         .cancel(cancel);
-    let mut context = build_context(context)?;
+    let mut context = context.build()?;
     let mut tokens = RandomTokens::new(model);
     // The first run pays for page faults and thread starts.
     let warm_up = match test {
