@@ -15,6 +15,11 @@
 //! `armv8-a`, `armv8.1-a`, `armv8.2-a`, `armv8.4-a`, `armv8.6-a`, `armv9-a` with `+dotprod`, `+fp16`, `+i8mm`, `+bf16`,
 //! `+sve`, `+sve2`. `native` is detected with the operating system's consent and never includes AMX.
 //!
+//! # Features
+//!
+//! `load-hook` and `work-buffer`, on by default: one for each patch of `patches/series.toml`; without them upstream's
+//! code is compiled as it is. `buildtime-bindgen`: regenerates the bindings from the pinned headers; needs libclang.
+//!
 //! # Metadata for dependents
 //!
 //! `links = "smol_llama"`: the build script of a direct dependent sees `DEP_SMOL_LLAMA_ROOT` (the patched tree),

@@ -67,7 +67,8 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let mut input = Input::new(global, idle)?;
     if input.is_interactive() {
         let context = session.context().n_ctx();
-        let name = model.description();
+        let described = model.description();
+        let name = model.metadata().get_str("general.name").unwrap_or(&described);
         writeln!(io::stdout(), "{name}, context {context} tokens; /help lists the commands")?;
     }
     let first: Vec<_> = system.map(Message::system).into_iter().collect();
