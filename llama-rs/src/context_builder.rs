@@ -2,15 +2,15 @@
 
 use std::ops::RangeInclusive;
 
+use smol_engine::machine::{Cpu, Memory};
+
 use crate::cancel::CancelToken;
 use crate::context::{Context, Settings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::context::{RawContext, RawContextParams};
-use crate::ffi::system;
 use crate::kv::KvType;
 use crate::memory::{Layers, MemoryEstimate, MemoryRequest, human};
 use crate::model::Model;
-use crate::threads::Cores;
 
 /// The context of models that were trained on more, unless another is asked for.
 const DEFAULT_N_CTX: u32 = 4096;
@@ -127,7 +127,7 @@ impl ContextBuilder {
         self
     }
 
-    /// Sets the threads for single tokens and for batches. By default [`Cores::default_threads`] for both.
+    /// Sets the threads for single tokens and for batches. By default [`Cpu::default_threads`] for both.
     pub fn threads(mut self, generation: u32, batch: u32) -> Self {
         self.threads = Some((generation, batch));
         self
@@ -187,15 +187,15 @@ impl ContextBuilder {
     /// [`ErrorKind::InvalidArgument`] names the allowed range; [`ErrorKind::OutOfMemory`] has the numbers;
     /// [`ErrorKind::Unsupported`] for models that this crate cannot run; [`ErrorKind::Context`] otherwise.
     pub fn build(self) -> Result<Context> {
-        let cores = Cores::detect();
+        let cores = Cpu::probe();
         let default = u32::try_from(cores.default_threads()).unwrap_or(1);
         let (n_threads, n_threads_batch) = self.threads.unwrap_or((default, default));
-        let params = self.checked_params(n_threads, n_threads_batch, cores.logical)?;
+        let params = self.checked_params(n_threads, n_threads_batch, cores.logical.len())?;
         let estimate = self.estimate_for(params.n_ctx);
         if self.check_memory {
-            let memory = system::available_memory();
-            self.check_available(memory, MemoryEstimate::resident, "are available")?;
-            let addresses = system::available_address_space();
+            let memory = Memory::probe();
+            self.check_available(memory.usable_ram(), MemoryEstimate::resident, "are available")?;
+            let addresses = memory.usable_address_space();
             let limit = "are left by the limit of this process's address space";
             self.check_available(addresses, MemoryEstimate::total, limit)?;
         }

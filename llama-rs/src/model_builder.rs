@@ -5,13 +5,14 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use smol_engine::machine::Memory;
 use smol_gguf::{Depth, Metadata, Value};
 
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::call;
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
-use crate::ffi::{call, system};
 use crate::files::{FileState, ModelFiles, gguf_error};
 use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
@@ -161,8 +162,7 @@ impl ModelBuilder {
         check(&files, &metadata, &self.path)?;
         self.check_cancelled()?;
         let fingerprint = files.fingerprint()?;
-        let memory = [system::available_memory(), system::available_address_space()];
-        let mode = self.effective_mode(files.len(), memory.into_iter().flatten().min())?;
+        let mode = self.effective_mode(files.len(), Memory::probe().usable())?;
         let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
         let mapping = mapped.then(|| Arc::new(MappingGuard::new(files.paths())));
         let guarded = mapping.clone();

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use smol_engine::machine::Cpu;
 use smol_gguf::Depth;
 
 use crate::error::{Error, Result};
 use crate::ffi::quantize::quantize;
 use crate::files::{ModelFiles, c_path, gguf_error};
-use crate::threads::Cores;
 
 /// The mix of types that a quantized file gets, by llama.cpp's names. Each tensor gets the type that the mix gives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -112,7 +112,7 @@ impl Quantize {
         Self { file_type, threads: None, allow_requantize: false, pure: false }
     }
 
-    /// Sets the number of threads, by default [`Cores::default_threads`].
+    /// Sets the number of threads, by default [`Cpu::default_threads`].
     pub fn threads(mut self, threads: u32) -> Self {
         self.threads = Some(threads);
         self
@@ -138,11 +138,11 @@ impl Quantize {
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) about the output.
     pub fn run(self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
-        let cores = Cores::detect();
+        let cores = Cpu::probe();
         let default = u32::try_from(cores.default_threads()).unwrap_or(1);
         let threads = self.threads.unwrap_or(default);
-        if threads == 0 || threads as usize > cores.logical {
-            let most = cores.logical;
+        if threads == 0 || threads as usize > cores.logical.len() {
+            let most = cores.logical.len();
             return Err(Error::invalid(format!("{threads} threads: must be 1 to {most}")));
         }
         let files = ModelFiles::open(from)?;

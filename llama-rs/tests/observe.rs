@@ -17,7 +17,7 @@ fn context(folder: &tempfile::TempDir) -> Context {
     let path = folder.path().join("m.gguf");
     tiny::write(&path, Arch::Llama, &TinyOptions::default()).unwrap();
     let model = Model::load(&path).unwrap();
-    let threads = llama_rs::Cores::detect().logical.min(2) as u32;
+    let threads = llama_rs::machine::Cpu::probe().logical.len().min(2) as u32;
     model.context().n_ctx(256).threads(threads, threads).build().unwrap()
 }
 

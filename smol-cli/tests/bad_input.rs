@@ -5,26 +5,15 @@ mod common;
 mod model;
 
 use common::{output, smol};
-use model::tiny_model;
-use std::path::{Path, PathBuf};
+use model::Bench;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use testkit::bad::{Expected, FAULTS, Layer};
 
 /// Longest time until an error; far above what it takes, for machines under load.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-struct Bench {
-    folder: tempfile::TempDir,
-    model: PathBuf,
-}
-
 impl Bench {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let model = tiny_model(folder.path());
-        Self { folder, model }
-    }
-
     fn run(&self, args: &[&str]) -> assert_cmd::Command {
         self.run_file(&self.model, args)
     }

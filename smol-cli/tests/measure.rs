@@ -5,21 +5,9 @@ mod common;
 mod model;
 
 use common::{output, smol};
-use model::tiny_model;
-use std::path::PathBuf;
-
-struct Bench {
-    folder: tempfile::TempDir,
-    model: PathBuf,
-}
+use model::Bench;
 
 impl Bench {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let model = tiny_model(folder.path());
-        Self { folder, model }
-    }
-
     fn smol(&self, command: &str, args: &[&str]) -> assert_cmd::Command {
         let mut smol = smol(self.folder.path());
         smol.arg(command).arg("-m").arg(&self.model).args(args);

@@ -5,23 +5,11 @@ mod common;
 mod model;
 
 use common::{output, smol};
-use model::tiny_model;
+use model::Bench;
 use std::io::Read as _;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-struct Bench {
-    folder: tempfile::TempDir,
-    model: PathBuf,
-}
-
 impl Bench {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let model = tiny_model(folder.path());
-        Self { folder, model }
-    }
-
     fn run(&self, args: &[&str]) -> assert_cmd::Command {
         let mut command = smol(self.folder.path());
         // More threads than idle cores wait for each other.

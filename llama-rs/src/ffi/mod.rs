@@ -12,6 +12,5 @@ pub(crate) mod mapping;
 pub(crate) mod model;
 pub(crate) mod panics;
 pub(crate) mod quantize;
-pub(crate) mod system;
 pub(crate) mod threadpool;
 pub(crate) mod vocab;

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use llama_rs::{Cores, ErrorKind, FlashAttention, KvType, SeqId};
+use llama_rs::machine::Cpu;
+use llama_rs::{ErrorKind, FlashAttention, KvType, SeqId};
 use testkit::tiny::Arch;
 
 use crate::models::{assert_close, assert_within, last_logits, logits_after, some_tokens, tiny};
@@ -11,7 +12,7 @@ use crate::models::{assert_close, assert_within, last_logits, logits_after, some
 fn values_out_of_range_name_the_range() {
     let model = tiny(Arch::Llama);
     let builder = || model.context().n_ctx(256);
-    let logical = Cores::detect().logical;
+    let logical = Cpu::probe().logical.len();
     let refused = [
         (builder().threads(999, 1), logical.to_string()),
         (builder().threads(1, 999), logical.to_string()),
@@ -92,7 +93,7 @@ fn a_context_keeps_its_model_alive() {
 #[test]
 fn batches_may_have_their_own_threads() {
     let model = tiny(Arch::Llama);
-    let two = Cores::detect().logical.min(2) as u32;
+    let two = Cpu::probe().logical.len().min(2) as u32;
     let mut context = model.context().n_ctx(256).threads(1, two).build().unwrap();
     assert_eq!(context.threads(), (1, two as usize));
     let tokens = some_tokens(20);

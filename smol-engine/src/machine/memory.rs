@@ -32,18 +32,24 @@ impl Memory {
     /// Returns the bytes that this process can still allocate: the least of what is available
     /// and of what each limit leaves. `None` if nothing is known.
     pub fn usable(&self) -> Option<u64> {
-        let left = |limit: Option<u64>, used: Option<u64>| {
-            limit.map(|limit| limit.saturating_sub(used.unwrap_or(0)))
-        };
-        [
-            self.available.or(self.total),
-            left(self.cgroup_limit, self.cgroup_used),
-            left(self.address_space_limit, self.address_space_used),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        [self.usable_ram(), self.usable_address_space()].into_iter().flatten().min()
     }
+
+    /// Returns the bytes of RAM that this process can still fill: what is available, within its
+    /// control groups. `None` if nothing is known.
+    pub fn usable_ram(&self) -> Option<u64> {
+        let available = self.available.or(self.total);
+        [available, left(self.cgroup_limit, self.cgroup_used)].into_iter().flatten().min()
+    }
+
+    /// Returns the bytes that this process can still map, touched or not. `None` is no limit.
+    pub fn usable_address_space(&self) -> Option<u64> {
+        left(self.address_space_limit, self.address_space_used)
+    }
+}
+
+fn left(limit: Option<u64>, used: Option<u64>) -> Option<u64> {
+    limit.map(|limit| limit.saturating_sub(used.unwrap_or(0)))
 }
 
 #[cfg(any(target_os = "linux", target_os = "android", test))]
