@@ -1,15 +1,13 @@
 //! The files that are compiled, by library, as upstream's CMakeLists.txt files list them (a test compares).
 
-/// ggml-base and the backend registry, in C.
+/// ggml-base, in C.
 pub const BASE_C: &[&str] = &["ggml/src/ggml.c", "ggml/src/ggml-alloc.c", "ggml/src/ggml-quants.c"];
 
-/// ggml-base and the backend registry, in C++.
+/// ggml-base, in C++.
 pub const BASE_CPP: &[&str] = &[
     "ggml/src/ggml.cpp",
     "ggml/src/ggml-backend.cpp",
-    "ggml/src/ggml-backend-dl.cpp",
     "ggml/src/ggml-backend-meta.cpp",
-    "ggml/src/ggml-backend-reg.cpp",
     "ggml/src/ggml-opt.cpp",
     "ggml/src/ggml-threading.cpp",
     "ggml/src/gguf.cpp",
@@ -95,4 +93,10 @@ pub const MODELS_PER_UNIT: usize = 16;
 pub const INCLUDES: &[&str] = &["ggml/include", "ggml/src", "ggml/src/ggml-cpu", "include", "src"];
 
 /// The overlay, in `native/`.
-pub const OVERLAY: &[&str] = &["guard.cpp", "overlay.cpp"];
+pub const OVERLAY: &[&str] = &["guard.cpp", "levels.cpp", "overlay.cpp"];
+
+/// The part of the overlay that belongs to the CPU backend, in `native/`.
+pub const DISPATCH: &[&str] = &["dispatch.cpp"];
+
+/// The backend registry, in `native/`: instead of upstream's ggml-backend-reg.cpp and ggml-backend-dl.cpp.
+pub const REGISTRY: &[&str] = &["registry.cpp"];

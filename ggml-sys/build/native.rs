@@ -2,9 +2,11 @@
 
 use crate::cpu_level::CpuLevel;
 use crate::files;
+use crate::levels::{self, Names};
 use crate::pin::{sha256, sha256_parts};
 use crate::series::Series;
 use crate::source::{Copied, write_if_changed};
+use crate::symbols;
 use crate::vars::Vars;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +28,9 @@ pub fn find_compiler() -> Option<String> {
 
 /// Files that are compiled with the same flags.
 struct Group {
-    name: &'static str,
+    name: String,
+    /// The CPU level that these objects are for; `None`: they serve all.
+    level: Option<usize>,
     cpp: bool,
     files: Vec<PathBuf>,
     flags: Vec<String>,
@@ -41,7 +45,7 @@ pub fn compile(
     compiler: &str,
     vars: &Vars,
     series: &Series,
-    level: &CpuLevel,
+    levels: &[CpuLevel],
     tree: &Path,
     copied: &Copied,
 ) -> Result<(), String> {
@@ -51,15 +55,14 @@ pub fn compile(
     let native_digest = digest_of(&native)?;
 
     let in_tree = |names: &[&str]| names.iter().map(|name| tree.join(name)).collect::<Vec<_>>();
+    let in_native = |names: &[&str]| names.iter().map(|name| native.join(name)).collect::<Vec<_>>();
     let (arch_c, arch_cpp) = files::cpu_arch(&vars.target_arch);
     let mut includes: Vec<PathBuf> = files::INCLUDES.iter().map(|dir| tree.join(dir)).collect();
     includes.extend([generated, native.clone()]);
-    let patches =
-        series.patches.iter().filter(|patch| patch.enabled).map(|patch| define_name(&patch.id));
-    let patch_defines: Vec<_> = patches.collect();
 
-    let group = |name, cpp, files: Vec<PathBuf>| Group {
-        name,
+    let group = |name: &str, cpp, files: Vec<PathBuf>| Group {
+        name: name.to_owned(),
+        level: None,
         cpp,
         files,
         flags: vec![],
@@ -73,55 +76,140 @@ pub fn compile(
         ]),
         warnings: false,
     };
-    let mut cpu_c = group("cpu-c", false, in_tree(&[files::CPU_C, arch_c].concat()));
-    let mut cpu_cpp = group("cpu-cpp", true, in_tree(&[files::CPU_CPP, arch_cpp].concat()));
-    for group in [&mut cpu_c, &mut cpu_cpp] {
-        group.flags.extend(level.flags.iter().cloned());
-        group.defines.extend([("GGML_USE_CPU_REPACK", None), ("GGML_USE_LLAMAFILE", None)]);
-    }
-    let mut overlay =
-        group("overlay", true, files::OVERLAY.iter().map(|name| native.join(name)).collect());
-    overlay.inputs =
-        sha256_parts([compiler.as_bytes(), copied.digest.as_bytes(), native_digest.as_bytes()]);
-    overlay.warnings = true;
-    overlay.flags.extend(level.flags.iter().cloned());
-    overlay.flags.extend(patch_defines.iter().map(|name| format!("-D{name}")));
+    let overlay = |name: &str, files: &[&str]| Group {
+        inputs: sha256_parts([
+            compiler.as_bytes(),
+            copied.digest.as_bytes(),
+            native_digest.as_bytes(),
+        ]),
+        warnings: true,
+        ..group(name, true, in_native(files))
+    };
 
-    let groups = [
-        cpu_cpp,
+    let mut groups = Vec::new();
+    for (index, level) in levels.iter().enumerate() {
+        let in_level = |mut group: Group| {
+            if levels.len() > 1 {
+                group.name = format!("{}-{}", group.name, level.name);
+                group.level = Some(index);
+            }
+            group.flags.extend(level.flags.iter().cloned());
+            group.defines.extend([("GGML_USE_CPU_REPACK", None), ("GGML_USE_LLAMAFILE", None)]);
+            group
+        };
+        groups.extend([
+            in_level(group("cpu-cpp", true, in_tree(&[files::CPU_CPP, arch_cpp].concat()))),
+            in_level(group("cpu-c", false, in_tree(&[files::CPU_C, arch_c].concat()))),
+            in_level(overlay("dispatch", files::DISPATCH)),
+        ]);
+    }
+    let mut once = overlay("overlay", files::OVERLAY);
+    let patches = series.patches.iter().filter(|patch| patch.enabled);
+    once.flags.extend(patches.map(|patch| format!("-D{}", define_name(&patch.id))));
+    groups.extend([
         group("models", true, models),
         group("llama", true, in_tree(files::LLAMA)),
-        cpu_c,
         group("base-c", false, in_tree(files::BASE_C)),
         group("base-cpp", true, in_tree(files::BASE_CPP)),
-        overlay,
-    ];
+        once,
+    ]);
+
     let objects = compile_groups(&groups, &vars.out_dir)?;
+    let public = tree.join("ggml/include/ggml-cpu.h");
+    let public = fs::read_to_string(&public).map_err(|e| format!("{}: {e}", public.display()))?;
+    let mut names = Names::new(if levels.len() > 1 { levels.len() } else { 0 });
+    for (group, objects) in groups.iter().zip(&objects) {
+        for object in objects {
+            names.add(symbols_of(object)?, group.level);
+        }
+    }
+    let entries = names.entries(&public)?;
+    let switch = vars.out_dir.join("levels/levels.c");
+    let apple = matches!(vars.target_os.as_str(), "macos" | "ios");
+    let text = levels::source(levels, &entries, &vars.target_arch, apple);
+    write_if_changed(&switch, text.as_bytes())?;
+    let switch = Group {
+        inputs: sha256_parts([text.as_bytes(), native_digest.as_bytes()]),
+        ..group("levels", false, vec![switch])
+    };
+    let switch_objects = switch.compile(&vars.out_dir)?;
+    for object in &switch_objects {
+        names.add(symbols_of(object)?, None);
+    }
+
     let mut library = cc::Build::new();
-    library.cpp(true).objects(objects);
+    library.cpp(true);
+    let dir = vars.out_dir.join("library");
+    let all = groups.iter().zip(&objects).chain([(&switch, &switch_objects)]);
+    for (group, objects) in all {
+        let level = group.level.map(|level| (level, levels[level].name.as_str()));
+        for (index, object) in objects.iter().enumerate() {
+            // Same names in the same order on every machine: they decide the order in the program.
+            let stem = group.files[index].file_stem().unwrap_or_default().to_string_lossy();
+            let path = dir.join(format!("{}.{index}.{stem}.o", group.name));
+            let renamed = symbols::rename(&read(object)?, |name| names.rename(name, level))
+                .map_err(|e| format!("{}: {e}", object.display()))?;
+            write_if_changed(&path, &renamed)?;
+            library.object(path);
+        }
+    }
+    write_names_header(vars, tree, &names)?;
     library.try_compile("smol_llama").map_err(|e| format!("cannot make the static library: {e}"))
 }
 
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn symbols_of(object: &Path) -> Result<Vec<symbols::Symbol>, String> {
+    symbols::list(&read(object)?).map_err(|e| format!("{}: {e}", object.display()))
+}
+
+/// A header for C and C++ dependents: the functions that the public headers declare, under the names that they have.
+fn write_names_header(vars: &Vars, tree: &Path, names: &Names) -> Result<(), String> {
+    let mut words = std::collections::BTreeSet::new();
+    for dir in ["include", "ggml/include"] {
+        let dir = tree.join(dir);
+        for entry in fs::read_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))? {
+            let text = read(&entry.map_err(|e| e.to_string())?.path())?;
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            words.extend(text.split(|c| !is_word(c)).map(str::to_owned));
+        }
+    }
+    let mut text = String::from(
+        "// The names that the functions of llama.h and ggml.h have in this library; include it before those.\n\
+         #pragma once\n",
+    );
+    for name in names.base.iter().filter(|name| words.contains(*name)) {
+        let new = symbols::final_name(name);
+        if new != *name {
+            text.push_str(&format!("#define {name} {new}\n"));
+        }
+    }
+    write_if_changed(&vars.out_dir.join("include/smol-names.h"), text.as_bytes())
+}
+
 /// Starts all groups at once; the job server of cargo bounds what runs, so that no core idles at a group's end.
-fn compile_groups(groups: &[Group], out_dir: &Path) -> Result<Vec<PathBuf>, String> {
+fn compile_groups(groups: &[Group], out_dir: &Path) -> Result<Vec<Vec<PathBuf>>, String> {
     std::thread::scope(|scope| {
         let running: Vec<_> = groups
             .iter()
-            .map(|group| (group.name, scope.spawn(move || group.compile(out_dir))))
+            .map(|group| (&group.name, scope.spawn(move || group.compile(out_dir))))
             .collect();
-        let mut objects = Vec::new();
-        for (name, thread) in running {
-            let made = thread.join().map_err(|_| format!("compiling {name} panicked"))??;
-            objects.extend(made);
-        }
-        Ok(objects)
+        running
+            .into_iter()
+            .map(|(name, thread)| {
+                thread.join().map_err(|_| format!("compiling {name} panicked"))?
+            })
+            .collect()
     })
 }
 
 impl Group {
     /// Compiles, unless a run with the same inputs and the same compiler has left its objects.
     fn compile(&self, out_dir: &Path) -> Result<Vec<PathBuf>, String> {
-        let objects_dir = out_dir.join("objects").join(self.name);
+        let objects_dir = out_dir.join("objects").join(&self.name);
         let stamp = objects_dir.join("stamp");
         let mut build = cc::Build::new();
         // The GNU dialects, as upstream: GCC contracts to FMA in them and not in the strict ones.
@@ -152,7 +240,7 @@ impl Group {
             .map_err(|e| format!("no usable compiler for {}: {e}", self.name))?;
         let key =
             sha256(format!("{}\n{:?}\n{:?}", self.inputs, tool.path(), tool.args()).as_bytes());
-        if let Some(objects) = read_stamp(&stamp, &key) {
+        if let Some(objects) = read_stamp(&stamp, &key, &self.files) {
             return Ok(objects);
         }
         fs::create_dir_all(&objects_dir).map_err(|e| format!("{}: {e}", objects_dir.display()))?;
@@ -173,13 +261,24 @@ impl Group {
     }
 }
 
-fn read_stamp(stamp: &Path, key: &str) -> Option<Vec<PathBuf>> {
+/// The objects of a stamp that has this key and these files; `cc` names an object `HASH-STEM.o`.
+fn read_stamp(stamp: &Path, key: &str, files: &[PathBuf]) -> Option<Vec<PathBuf>> {
     let text = fs::read_to_string(stamp).ok()?;
     let mut lines = text.lines();
-    let objects = |lines: std::str::Lines<'_>| lines.map(PathBuf::from).collect::<Vec<_>>();
-    (lines.next()? == key)
-        .then(|| objects(lines))
-        .filter(|objects| objects.iter().all(|object| object.is_file()))
+    if lines.next()? != key {
+        return None;
+    }
+    let objects: Vec<PathBuf> = lines.map(PathBuf::from).collect();
+    let is_of = |object: &Path, file: &Path| {
+        let (object, file) = (object.file_stem()?.to_str()?, file.file_stem()?.to_str()?);
+        Some(object.split_once('-')?.1 == file)
+    };
+    let complete = objects.len() == files.len()
+        && objects
+            .iter()
+            .zip(files)
+            .all(|(object, file)| object.is_file() && is_of(object, file).unwrap_or(false));
+    complete.then_some(objects)
 }
 
 fn common_defines(target_os: &str) -> Vec<(&'static str, Option<String>)> {
