@@ -1,5 +1,6 @@
 //! Every variable that the build reads, in one place.
 
+use crate::apple;
 use std::collections::BTreeSet;
 use std::env;
 use std::path::PathBuf;
@@ -22,11 +23,13 @@ pub struct Vars {
     pub docs_rs: bool,
     pub llama_dir: Option<PathBuf>,
     pub cpu: Option<String>,
+    /// `IPHONEOS_DEPLOYMENT_TARGET`.
+    pub ios_version: Option<String>,
 }
 
 impl Vars {
     pub fn read() -> Self {
-        for name in [LLAMA_DIR, CPU, "DOCS_RS"] {
+        for name in [LLAMA_DIR, CPU, apple::VARIABLE, "DOCS_RS"] {
             println!("cargo::rerun-if-env-changed={name}");
         }
         let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
@@ -46,6 +49,7 @@ impl Vars {
             docs_rs: set("DOCS_RS").is_some(),
             llama_dir: set(LLAMA_DIR).map(PathBuf::from),
             cpu: set(CPU),
+            ios_version: set(apple::VARIABLE),
         }
     }
 }

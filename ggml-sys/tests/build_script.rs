@@ -2,6 +2,8 @@
 // The build script's modules speak to cargo on standard output, and not all of them are used here.
 #![allow(dead_code, clippy::print_stdout)]
 
+#[path = "../build/apple.rs"]
+mod apple;
 #[path = "../build/cpu_level.rs"]
 mod cpu_level;
 #[path = "../build/pin.rs"]
@@ -10,6 +12,8 @@ mod pin;
 mod series;
 #[path = "../build/source.rs"]
 mod source;
+#[path = "../build/tool_files.rs"]
+mod tool_files;
 #[path = "../build/vars.rs"]
 mod vars;
 
@@ -43,6 +47,7 @@ impl Fixture {
             docs_rs: false,
             llama_dir: Some(path("tree")),
             cpu: None,
+            ios_version: None,
         };
         let fixture = Fixture { dir, vars };
         fixture.write("tree/include/llama.h", "");
@@ -53,7 +58,7 @@ impl Fixture {
         fixture.write("tree/src/a.cpp", FILE);
         fixture.write(
             "crate/vendor/pin.toml",
-            "llama_version = \"0.8.0\"\nggml_version = \"0.28.0\"\ncommit = \"abc\"\npackage = \"carrier\"\n\
+            "llama_version = \"0.8.0\"\nggml_version = \"0.28.0\"\ncommit = \"abc\"\nbuild_number = 7\npackage = \"carrier\"\n\
              package_version = \"1.0.0\"\n",
         );
         fixture.write(
@@ -258,4 +263,21 @@ fn native_is_what_the_system_allows() {
         level.flags
     );
     assert_eq!(level.flags.contains(&"-mavx2".to_owned()), is_x86_feature_detected!("avx2"));
+}
+
+#[test]
+fn ios_is_12_unless_a_later_one_is_asked_for() {
+    let mut fixture = Fixture::new();
+    assert_eq!(apple::deployment_target(&fixture.vars), Ok(None));
+    fixture.vars.target_os = "ios".into();
+    assert_eq!(apple::deployment_target(&fixture.vars), Ok(Some("12.0".to_owned())));
+    for version in ["12.0", "12", "12.1", "26.0"] {
+        fixture.vars.ios_version = Some(version.to_owned());
+        assert_eq!(apple::deployment_target(&fixture.vars), Ok(Some(version.to_owned())));
+    }
+    for version in ["11.4", "9", "latest", ""] {
+        fixture.vars.ios_version = Some(version.to_owned());
+        let error = apple::deployment_target(&fixture.vars).expect_err("must be refused");
+        assert_has(&error, &["IPHONEOS_DEPLOYMENT_TARGET", "12.0"]);
+    }
 }
