@@ -10,6 +10,8 @@ pub struct Pin {
     pub llama_version: String,
     pub ggml_version: String,
     pub commit: String,
+    /// Commits up to it, which upstream's tools print as the build number.
+    pub build_number: u32,
     pub package: String,
     pub package_version: String,
     /// Path inside the tree -> sha256 in hex.
@@ -38,6 +40,11 @@ impl Pin {
             llama_version: text("llama_version")?,
             ggml_version: text("ggml_version")?,
             commit: text("commit")?,
+            build_number: table
+                .get("build_number")
+                .and_then(|value| value.as_integer())
+                .and_then(|number| u32::try_from(number).ok())
+                .ok_or_else(|| format!("{}: key `build_number` is missing or no number", path.display()))?,
             package: text("package")?,
             package_version: text("package_version")?,
             files,

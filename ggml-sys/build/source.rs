@@ -5,6 +5,7 @@
 
 use crate::pin::{Pin, sha256, sha256_parts};
 use crate::series::Series;
+use crate::tool_files;
 use crate::vars::Vars;
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +25,9 @@ pub fn prepare(vars: &Vars, pin: &Pin, series: &Series, tree: &Path) -> Result<C
     let source = find(vars, pin)?;
     let mut files = BTreeMap::new();
     let mut contents = BTreeMap::new();
-    for (name, want) in &pin.files {
+    let tools = vars.features.contains("tools");
+    let of_tools = |name: &str| tool_files::FOLDERS.iter().any(|folder| name.starts_with(folder));
+    for (name, want) in pin.files.iter().filter(|(name, _)| tools || !of_tools(name)) {
         let path = source.dir.join(name);
         let bytes = fs::read(&path).map_err(|e| source.complain(pin, format!("{name}: {e}")))?;
         let got = sha256(&bytes);
