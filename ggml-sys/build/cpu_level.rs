@@ -1,4 +1,4 @@
-//! The CPU level: which instructions ggml's kernels may use, spelled `BASE[+FEATURE]...`.
+//! The CPU level: which instructions ggml's kernels may use, spelled `BASE[+FEATURE]...`, or the preset of a device.
 //!
 //! `-march=native` is never used: on virtual machines it enables what CPUID shows (AMX, for one) although the system
 //! has not enabled it, and the first matmul dies with SIGILL. `native` asks the detection of the Rust standard library,
@@ -11,11 +11,32 @@ use crate::vars::Vars;
 pub struct CpuLevel {
     /// Canonical spelling, for example `x86-64-v4+vnni`.
     pub name: String,
-    /// Compiler flags for the kernels.
+    /// Compiler flags for the kernels, as GCC spells them; `spelling` puts in those of the compiler at hand.
     pub flags: Vec<String>,
     /// Features that the running CPU must have, as `std::arch` spells them.
     pub required: Vec<&'static str>,
+    /// The preset that the level comes from.
+    pub preset: Option<&'static str>,
+    /// The CPU core that instructions are scheduled for, as clang spells it; it allows no instruction.
+    pub tune: Option<&'static str>,
 }
+
+/// A device, or a family of devices with the same kind of core.
+struct Preset {
+    name: &'static str,
+    arch: &'static str,
+    level: &'static str,
+    tune: &'static str,
+}
+
+const PRESETS: &[Preset] = &[
+    // Cortex-A55, the core of most TV boxes and cheap boards since 2019 (S905X3, S905X4, RK3566, RK3568).
+    Preset { name: "tvbox", arch: "aarch64", level: "armv8.2-a+dotprod+fp16", tune: "cortex-a55" },
+    // Apple A7, the first 64-bit core: iPad Air, iPad mini 2 and 3, iPhone 5s.
+    Preset { name: "ipad-air", arch: "aarch64", level: "armv8-a", tune: "apple-a7" },
+    Preset { name: "rpi4", arch: "aarch64", level: "armv8-a", tune: "cortex-a72" },
+    Preset { name: "rpi5", arch: "aarch64", level: "armv8.2-a+dotprod+fp16", tune: "cortex-a76" },
+];
 
 struct Feature {
     name: &'static str,
@@ -62,8 +83,9 @@ const ARM: &[Feature] = &[
     feature("fp16", &[], &["fp16"]),
     feature("i8mm", &[], &["i8mm"]),
     feature("bf16", &[], &["bf16"]),
-    feature("sve", &[], &["sve"]),
-    feature("sve2", &[], &["sve2"]),
+    // Compilers turn fp16 on with sve: the architecture has no CPU with one and not the other.
+    feature("sve", &[], &["sve", "fp16"]),
+    feature("sve2", &[], &["sve2", "sve", "fp16"]),
 ];
 
 /// Each base with the features that it implies and that std can detect.
@@ -73,13 +95,31 @@ const ARM_BASES: &[(&str, &[&str])] = &[
     ("armv8.2-a", &["lse", "rdm"]),
     ("armv8.4-a", &["lse", "rdm", "dotprod"]),
     ("armv8.6-a", &["lse", "rdm", "dotprod", "i8mm", "bf16"]),
-    ("armv9-a", &["lse", "rdm", "dotprod", "sve2"]),
+    ("armv9-a", &["lse", "rdm", "dotprod", "fp16", "sve", "sve2"]),
 ];
 
 impl CpuLevel {
+    fn plain(name: &str) -> Self {
+        CpuLevel {
+            name: name.to_owned(),
+            flags: vec![],
+            required: vec![],
+            preset: None,
+            tune: None,
+        }
+    }
+
+    /// The level of that name, for an architecture.
+    pub fn parse(name: &str, arch: &str) -> Result<Self, String> {
+        parse(name, arch)
+    }
+
     /// The level that the user or the target asks for.
     pub fn resolve(vars: &Vars) -> Result<Self, String> {
         let wanted = vars.cpu.as_deref().unwrap_or("default");
+        if let Some(preset) = PRESETS.iter().find(|preset| preset.name == wanted) {
+            return preset.resolve(&vars.target_arch);
+        }
         let name = match wanted {
             "native" if vars.host != vars.target => {
                 return Err(format!(
@@ -92,7 +132,23 @@ impl CpuLevel {
             "default" | "generic" => generic(&vars.target_arch, &vars.target_os).to_owned(),
             name => name.to_owned(),
         };
-        parse(&name, &vars.target_arch)
+        let mut level = parse(&name, &vars.target_arch)?;
+        level.preset = (wanted == "generic").then_some("generic");
+        Ok(level)
+    }
+}
+
+impl Preset {
+    fn resolve(&self, arch: &str) -> Result<CpuLevel, String> {
+        if self.arch != arch {
+            return Err(format!(
+                "GGML_SYS_CPU={} is the preset of a device with {} ({}), and this build is for {arch}: pass `--target` \
+                 with a triple that starts with {}, or unset GGML_SYS_CPU",
+                self.name, self.arch, self.level, self.arch
+            ));
+        }
+        let level = parse(self.level, arch)?;
+        Ok(CpuLevel { preset: Some(self.name), tune: Some(self.tune), ..level })
     }
 }
 
@@ -111,16 +167,18 @@ fn parse(name: &str, arch: &str) -> Result<CpuLevel, String> {
         "x86_64" => (X86, X86_BASES),
         "aarch64" => (ARM, ARM_BASES),
         _ if name == "generic" => {
-            return Ok(CpuLevel { name: name.to_owned(), flags: vec![], required: vec![] });
+            return Ok(CpuLevel::plain(name));
         }
         _ => return Err(format!("GGML_SYS_CPU={name}: only `generic` is known for {arch}")),
     };
     let unknown = |part: &str| {
         let bases: Vec<_> = bases.iter().map(|(base, _)| *base).collect();
         let features: Vec<_> = features.iter().map(|feature| feature.name).collect();
+        let presets = PRESETS.iter().filter(|preset| preset.arch == arch);
+        let presets: String = presets.map(|preset| format!(", {}", preset.name)).collect();
         format!(
             "GGML_SYS_CPU={name}: `{part}` is not known for {arch}; a level is BASE[+FEATURE]... with a base of {} and \
-             features of {}, or `native`, or `generic`",
+             features of {}, or one of native, generic{presets}",
             bases.join(", "),
             features.join(", "),
         )
@@ -129,7 +187,7 @@ fn parse(name: &str, arch: &str) -> Result<CpuLevel, String> {
     let base = parts.next().unwrap_or_default();
     let (_, implied) =
         bases.iter().find(|(known, _)| *known == base).ok_or_else(|| unknown(base))?;
-    let mut level = CpuLevel { name: name.to_owned(), flags: vec![], required: vec![] };
+    let mut level = CpuLevel::plain(name);
     if arch == "aarch64" {
         level.flags.push(format!("-march={name}"));
     }
