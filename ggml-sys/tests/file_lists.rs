@@ -3,6 +3,9 @@
 #[allow(dead_code)]
 #[path = "../build/files.rs"]
 mod files;
+#[allow(dead_code)]
+#[path = "../build/tool_files.rs"]
+mod tool_files;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -88,4 +91,69 @@ fn defaults_that_the_defines_stand_for() {
     ));
     let text = fs::read_to_string(tree().join("CMakeLists.txt")).expect("the tree is complete");
     assert!(text.contains("set(GGML_LLAMAFILE_DEFAULT ON)"));
+}
+
+/// The lists that only a build with the feature copies.
+#[cfg(feature = "tools")]
+mod tools {
+    use super::{listed, ours, tool_files, tree};
+    use std::fs;
+
+    #[test]
+    fn common() {
+        let upstream = listed(
+            "common/CMakeLists.txt",
+            "add_library(${TARGET}\n    ${LLAMA_CHAT_PARSERS_SOURCES}",
+            "set_target_properties",
+            "common/",
+        );
+        assert_eq!(ours(&[tool_files::COMMON]), upstream);
+    }
+
+    #[test]
+    fn parsers() {
+        let cmake = "common/parsers/sources.cmake";
+        let upstream: std::collections::BTreeSet<_> =
+            listed(cmake, "set(LLAMA_CHAT_PARSERS_SOURCES", "translate-gemma.cpp\n)", "")
+                .iter()
+                .map(|name| name.replace("${CMAKE_CURRENT_LIST_DIR}", "common/parsers"))
+                .chain(["common/parsers/translate-gemma.cpp".to_owned()])
+                .collect();
+        assert_eq!(ours(&[tool_files::PARSERS]), upstream);
+    }
+
+    #[test]
+    fn http_with_its_limits() {
+        let cmake = "vendor/cpp-httplib/CMakeLists.txt";
+        let upstream =
+            listed(cmake, "add_library(${TARGET} STATIC", "\n", "vendor/cpp-httplib/");
+        assert_eq!(ours(&[tool_files::HTTP]), upstream);
+        let text = fs::read_to_string(tree().join(cmake)).expect("the tree is complete");
+        for define in [
+            "CPPHTTPLIB_FORM_URL_ENCODED_PAYLOAD_MAX_LENGTH=1048576",
+            "CPPHTTPLIB_LISTEN_BACKLOG=512",
+            "CPPHTTPLIB_REQUEST_URI_MAX_LENGTH=32768",
+            "CPPHTTPLIB_TCP_NODELAY=1",
+        ] {
+            assert!(text.contains(define), "{define}");
+        }
+    }
+
+    #[test]
+    fn each_tool_is_a_library_of_one_file() {
+        let mut upstream = std::collections::BTreeSet::new();
+        for folder in ["llama-bench", "perplexity", "quantize", "completion"] {
+            let folder = format!("tools/{folder}/");
+            let cmake = format!("{folder}CMakeLists.txt");
+            upstream.extend(listed(&cmake, "add_library(${TARGET}", ")\n", &folder));
+        }
+        assert_eq!(ours(&[tool_files::TOOLS]), upstream);
+    }
+
+    #[test]
+    fn options_that_the_defines_stand_for() {
+        let text = fs::read_to_string(tree().join("CMakeLists.txt")).expect("the tree is complete");
+        assert!(text.contains("set(LLAMA_SUBPROCESS_DEFAULT ON)"));
+        assert!(text.contains("OR CMAKE_SYSTEM_NAME STREQUAL \"Android\""));
+    }
 }

@@ -25,6 +25,8 @@ pub enum ErrorKind {
     FileChanged,
     /// An argument is outside its allowed range.
     InvalidArgument,
+    /// A configuration is invalid, or asks for what this build or this CPU does not have.
+    Config,
     /// The context has no room for what was asked.
     ContextFull {
         /// Positions that the request needs.

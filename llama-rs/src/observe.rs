@@ -5,12 +5,20 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::ffi::engine::{self, RawTensor};
+use crate::op::Op;
 
 /// Watches the graphs that llama.cpp computes, in all contexts of the process.
 ///
 /// The methods run on compute threads, several at once, in the middle of a decode: they should take microseconds. A
 /// panic is contained: the decode stops and returns [`ErrorKind::CallbackPanicked`](crate::ErrorKind::CallbackPanicked).
 pub trait Observer: Send + Sync {
+    /// Tells whether [`Observer::node`] wants to see nodes of this operation; asked once, when the observer is attached.
+    /// Nodes that no observer wants cost nothing.
+    fn watches(&self, op: Op) -> bool {
+        let _ = op;
+        true
+    }
+
     /// A graph of `n_nodes` nodes is about to be computed. Runs on the thread that decodes.
     fn graph_begin(&self, n_nodes: usize) {
         let _ = n_nodes;
@@ -46,9 +54,14 @@ impl<'a> NodeInfo<'a> {
         self.tensor.name()
     }
 
+    /// Returns the operation.
+    pub fn operation(&self) -> Op {
+        self.tensor.op()
+    }
+
     /// Returns the operation as ggml names it, such as `MUL_MAT`.
     pub fn op(&self) -> &'static str {
-        self.tensor.op()
+        self.operation().name()
     }
 
     /// Returns the number of elements of the result along each dimension, the contiguous one first.

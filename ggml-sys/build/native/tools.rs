@@ -8,7 +8,8 @@ use crate::vars::Vars;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The groups to compile; none without the feature.
+/// The groups to compile; none without the feature. `group` makes one of the tree's C or C++ files, `entry` one of files
+/// in `native/`.
 ///
 /// # Errors
 ///
@@ -19,6 +20,7 @@ pub fn groups(
     pin: &Pin,
     tree: &Path,
     copied: &Copied,
+    group: impl Fn(&str, bool, Vec<PathBuf>) -> Group,
     entry: impl FnOnce(&str, &[&str]) -> Group,
 ) -> Result<Vec<Group>, String> {
     if !vars.features.contains("tools") {
@@ -36,11 +38,6 @@ pub fn groups(
 
     let in_tree = |names: &[&str]| names.iter().map(|name| tree.join(name)).collect::<Vec<_>>();
     let group = |name: &str, files: Vec<PathBuf>| Group {
-        name: name.to_owned(),
-        level: None,
-        cpp: true,
-        files,
-        flags: vec![],
         defines: defines(&vars.target_os),
         includes: tool_files::INCLUDES.iter().map(|dir| tree.join(dir)).collect(),
         inputs: sha256_parts([
@@ -49,8 +46,7 @@ pub fn groups(
             text.as_bytes(),
             info.as_bytes(),
         ]),
-        warnings: false,
-        ios_version: vars.ios_version.clone(),
+        ..group(name, true, files)
     };
     let mut http = group("http", in_tree(tool_files::HTTP));
     // As vendor/cpp-httplib/CMakeLists.txt sets them.

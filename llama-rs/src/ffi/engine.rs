@@ -15,6 +15,7 @@ use ggml_sys as sys;
 use super::{call, panics};
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::Observer;
+use crate::op::Op;
 
 /// A weight that is about to be read at load.
 #[cfg_attr(not(test), allow(dead_code, reason = "for engines to come; a test proves it"))]
@@ -44,16 +45,51 @@ pub(crate) trait WeightSource: Send + Sync {
     fn supply(&self, tensor: &OfferedTensor<'_>) -> Supply;
 }
 
+/// Number of operations (`GGML_OP_COUNT`); each has a bit in an [`OpMask`].
+pub(crate) const OP_COUNT: u8 = sys::GGML_OP_COUNT as u8;
+const _: () = assert!(sys::GGML_OP_COUNT <= 128);
+
+/// A bit for each operation.
+type OpMask = [u64; 2];
+
+/// ggml's name of an operation below [`OP_COUNT`].
+pub(crate) fn op_name(index: u8) -> &'static str {
+    assert!(index < OP_COUNT);
+    // SAFETY: an operation of the enum, checked above (ggml.c, GGML_OP_NAME).
+    literal(unsafe { sys::ggml_op_name(sys::ggml_op::from(index)) })
+}
+
+fn mask_of(wanted: impl Fn(Op) -> bool) -> OpMask {
+    let mut mask = [0; 2];
+    for op in Op::all().filter(|op| wanted(*op)) {
+        mask[op.index() / 64] |= 1 << (op.index() % 64);
+    }
+    mask
+}
+
+fn has(mask: OpMask, op: Op) -> bool {
+    mask[op.index() / 64] >> (op.index() % 64) & 1 == 1
+}
+
+/// An attached observer.
+#[derive(Clone)]
+struct Attachment {
+    id: u64,
+    observer: Arc<dyn Observer>,
+    /// The operations whose nodes it wants.
+    ops: OpMask,
+}
+
 /// What is attached to the process.
 #[derive(Default, Clone)]
 struct Attached {
-    observers: Vec<(u64, Arc<dyn Observer>)>,
+    observers: Vec<Attachment>,
     source: Option<Arc<dyn WeightSource>>,
 }
 
 /// What the callbacks see: a copy of `Attached` that doesn't change.
 struct Engine {
-    observers: Vec<Arc<dyn Observer>>,
+    observers: Vec<Attachment>,
     source: Option<Arc<dyn WeightSource>>,
 }
 
@@ -82,13 +118,15 @@ thread_local! {
 
 /// Attaches an observer; the id detaches it.
 pub(crate) fn attach_observer(observer: Arc<dyn Observer>) -> Result<u64> {
-    change(|attached, id| attached.observers.push((id, observer)))
+    // Application code: not under the lock.
+    let ops = mask_of(|op| observer.watches(op));
+    change(|attached, id| attached.observers.push(Attachment { id, observer, ops }))
 }
 
 /// Detaches an observer.
 pub(crate) fn detach_observer(id: u64) {
     // Without observers the old engine would just go on calling this one, so a failure changes nothing else.
-    let _ = change(|attached, _| attached.observers.retain(|(other, _)| *other != id));
+    let _ = change(|attached, _| attached.observers.retain(|other| other.id != id));
 }
 
 /// Attaches or detaches the source of weights.
@@ -145,12 +183,13 @@ fn install(attached: &Attached) -> Result<*mut Engine> {
     let engine = if idle {
         ptr::null_mut()
     } else {
-        let observers =
-            attached.observers.iter().map(|(_, observer)| Arc::clone(observer)).collect();
-        Box::into_raw(Box::new(Engine { observers, source: attached.source.clone() }))
+        let Attached { observers, source } = attached.clone();
+        Box::into_raw(Box::new(Engine { observers, source }))
     };
     let watches = !attached.observers.is_empty();
-    let mask = if watches { [u64::MAX; 2] } else { [0; 2] };
+    let mask = attached.observers.iter().fold([0; 2], |mask, observer| {
+        [mask[0] | observer.ops[0], mask[1] | observer.ops[1]]
+    });
     let table = sys::smol_engine {
         abi_version: sys::SMOL_ABI_VERSION,
         reserved: 0,
@@ -177,16 +216,17 @@ fn install(attached: &Attached) -> Result<*mut Engine> {
     Ok(engine)
 }
 
-/// Runs application code for each observer, on a thread of llama.cpp; keeps the first panic.
-fn each_observer(user_data: *mut c_void, call: impl Fn(&dyn Observer)) {
+/// Runs application code for each observer that wants nodes of `op`, or for all, on a thread of llama.cpp; keeps the
+/// first panic.
+fn each_observer(user_data: *mut c_void, op: Option<Op>, call: impl Fn(&dyn Observer)) {
     if has_failed() {
         return;
     }
     // SAFETY: the engine that `install` passed; it lives until no callback runs any more.
     let engine = unsafe { &*user_data.cast::<Engine>() };
     IN_CALLBACK.set(true);
-    let outcome =
-        catch_unwind(AssertUnwindSafe(|| engine.observers.iter().for_each(|o| call(&**o))));
+    let watching = engine.observers.iter().filter(|o| op.is_none_or(|op| has(o.ops, op)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| watching.for_each(|o| call(&*o.observer))));
     IN_CALLBACK.set(false);
     if let Err(panic) = outcome {
         keep_failure(panics::message(&*panic));
@@ -200,20 +240,22 @@ fn keep_failure(message: &str) {
 }
 
 extern "C" fn on_graph_begin(user_data: *mut c_void, n_nodes: i32, _uid: u64) {
-    each_observer(user_data, |observer| {
+    each_observer(user_data, None, |observer| {
         observer.graph_begin(usize::try_from(n_nodes).unwrap_or(0));
     });
 }
 
 extern "C" fn on_graph_end(user_data: *mut c_void, status: i32) {
-    each_observer(user_data, |observer| observer.graph_end(status == sys::GGML_STATUS_SUCCESS));
+    each_observer(user_data, None, |observer| {
+        observer.graph_end(status == sys::GGML_STATUS_SUCCESS);
+    });
 }
 
 extern "C" fn on_node(user_data: *mut c_void, node: *const sys::smol_node) -> bool {
     // SAFETY: the overlay passes a node that lives through the call (smol.h).
     let node = unsafe { &*node };
     let Some(tensor) = RawTensor::new(node.tensor) else { return false };
-    each_observer(user_data, |observer| {
+    each_observer(user_data, Some(tensor.op()), |observer| {
         observer.node(&crate::observe::NodeInfo::new(tensor, node.ith, node.nth));
     });
     false
@@ -277,9 +319,9 @@ impl<'a> RawTensor<'a> {
     }
 
     /// The operation that computes it.
-    pub(crate) fn op(self) -> &'static str {
-        // SAFETY: `op` is an operation of the enum (ggml.c, GGML_OP_NAME).
-        literal(unsafe { sys::ggml_op_name(self.tensor.op) })
+    pub(crate) fn op(self) -> Op {
+        // Always below GGML_OP_COUNT (ggml.h, struct ggml_tensor).
+        Op::from_index(self.tensor.op as u8)
     }
 
     /// Elements along each dimension.

@@ -19,6 +19,16 @@ pub(crate) fn install() {
     unsafe { sys::ggml_set_abort_callback(Some(on_abort)) };
 }
 
+/// Lets llama.cpp and ggml print to standard error again, as without this crate.
+#[cfg(feature = "tools")]
+pub(crate) fn uninstall() {
+    // SAFETY: null stands for the default function in both libraries' logger states (llama-impl.cpp:54); no other call
+    // into C is running yet.
+    unsafe { sys::llama_log_set(None, ptr::null_mut()) };
+    // SAFETY: null stands for no function (ggml.c:247).
+    unsafe { sys::ggml_set_abort_callback(None) };
+}
+
 extern "C" fn on_llama(level: sys::ggml_log_level, text: *const c_char, _user_data: *mut c_void) {
     forward(LogSource::Llama, level, text);
 }

@@ -6,6 +6,8 @@
 pub(crate) mod call;
 pub(crate) mod context;
 pub(crate) mod engine;
+#[cfg(feature = "tools")]
+pub(crate) mod exit;
 pub(crate) mod grammar;
 pub(crate) mod log;
 pub(crate) mod mapping;

@@ -1,0 +1,119 @@
+//! Engines in effect: what [`EngineOptions::install`](crate::EngineOptions::install) set up.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::call;
+use crate::graph_report::GraphCounter;
+use crate::observe::{self, ObserverGuard};
+use crate::options::{EngineOptions, LevelChoice, ReportTarget};
+
+/// The engines of a process, in effect until this is dropped.
+///
+/// Dropping writes the report that was asked for, and logs if that fails; [`Engines::finish`] returns the error.
+#[must_use = "the engines are taken out when this is dropped"]
+pub struct Engines {
+    report: Option<Report>,
+}
+
+/// A report that is being gathered.
+struct Report {
+    counter: Arc<GraphCounter>,
+    sink: Sink,
+    observer: ObserverGuard,
+}
+
+/// Where a report goes.
+enum Sink {
+    StandardError,
+    File(File, PathBuf),
+}
+
+impl Engines {
+    pub(crate) fn install(options: &EngineOptions) -> Result<Self> {
+        if let LevelChoice::Level(level) = options.cpu.level {
+            // First the check: a CPU that can't run the build is another error than a level that can't be chosen.
+            ggml_sys::cpu::check().map_err(|e| Error::new(ErrorKind::Cpu, e.to_string()))?;
+            ggml_sys::cpu::select(level.name)
+                .map_err(|e| Error::new(ErrorKind::Config, format!("cpu.level: {e}")))?;
+        }
+        call::init()?;
+        let wanted = &options.observe;
+        let report = match &wanted.report {
+            Some(target) => {
+                let sink = Sink::open(target)?;
+                let counter = Arc::new(GraphCounter::new(wanted.ops.as_deref()));
+                let observer = observe::observe(counter.clone())?;
+                Some(Report { counter, sink, observer })
+            }
+            None => None,
+        };
+        Ok(Self { report })
+    }
+
+    /// Takes the engines out and writes the report.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if the report can't be written.
+    pub fn finish(mut self) -> Result<()> {
+        self.take_out()
+    }
+
+    fn take_out(&mut self) -> Result<()> {
+        let Some(report) = self.report.take() else { return Ok(()) };
+        drop(report.observer);
+        report.sink.write(&report.counter.json())
+    }
+
+    /// Writes the report without taking anything out: the process is ending, and other threads may still compute.
+    #[cfg(feature = "tools")]
+    pub(crate) fn finish_at_exit(mut self) -> Result<()> {
+        let Some(report) = self.report.take() else { return Ok(()) };
+        std::mem::forget(report.observer);
+        report.sink.write(&report.counter.json())
+    }
+}
+
+impl Drop for Engines {
+    fn drop(&mut self) {
+        if let Err(error) = self.take_out() {
+            tracing::error!("{error}");
+        }
+    }
+}
+
+impl fmt::Debug for Engines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counter = self.report.as_ref().map(|report| &report.counter);
+        f.debug_struct("Engines").field("report", &counter).finish()
+    }
+}
+
+impl Sink {
+    /// Opens the file now: a path that can't be written should fail before the work, not after it.
+    fn open(target: &ReportTarget) -> Result<Self> {
+        match target {
+            ReportTarget::StandardError => Ok(Self::StandardError),
+            ReportTarget::File(path) => match File::create(path) {
+                Ok(file) => Ok(Self::File(file, path.clone())),
+                Err(e) => Err(Error::io(e, "observe.report: cannot be created", Some(path))),
+            },
+        }
+    }
+
+    fn write(self, report: &serde_json::Value) -> Result<()> {
+        let text = format!("{report:#}\n");
+        match self {
+            Self::StandardError => io::stderr()
+                .write_all(text.as_bytes())
+                .map_err(|e| Error::io(e, "observe.report: standard error", None)),
+            Self::File(mut file, path) => file
+                .write_all(text.as_bytes())
+                .map_err(|e| Error::io(e, "observe.report: cannot be written", Some(&path))),
+        }
+    }
+}

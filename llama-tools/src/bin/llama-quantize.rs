@@ -1,0 +1,7 @@
+//! Upstream's `llama-quantize`, with the engines that `--smol-config` asks for.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    llama_tools::main(llama_rs::tools::Tool::Quantize)
+}
