@@ -8,7 +8,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 out=$root/target/stock
 tree=$("$root/ci/pinned-tree.sh")
 flags=$("$root/target/release/smol" doctor --json |
-    python3 -c 'import json,sys; print(json.load(sys.stdin)["build"]["cpu_flags"])')
+    python3 -c 'import json,sys; b = json.load(sys.stdin)["build"]
+print(next(level["flags"] for level in b["cpu_levels"] if level["name"] == b["cpu_level"]))')
 
 options=(-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DBUILD_SHARED_LIBS=OFF -DCMAKE_BUILD_TYPE=Release -DLLAMA_OPENSSL=OFF
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF

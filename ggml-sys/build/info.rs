@@ -11,7 +11,7 @@ pub fn write(
     vars: &Vars,
     pin: &Pin,
     series: &Series,
-    level: &CpuLevel,
+    levels: &[CpuLevel],
     compiler: Option<&str>,
 ) -> Result<(), String> {
     let mut text = String::from("BuildInfo {\n");
@@ -22,13 +22,22 @@ pub fn write(
     field("llama_commit", &pin.commit);
     field("ggml_version", &pin.ggml_version);
     field("target", &vars.target);
-    field("cpu_level", &level.name);
-    field("cpu_flags", &level.flags.join(" "));
     field("compiler", &compiler.unwrap_or_default());
     field("patch_set", &series.digest());
-    text.push_str("    cpu_features: &[\n");
-    for feature in &level.required {
-        writeln!(text, "        {feature:?},").expect("writing to a String does not fail");
+    let preset = levels.first().and_then(|level| level.preset).unwrap_or_default();
+    let tune = levels.first().and_then(|level| level.tune).unwrap_or_default();
+    field("cpu_preset", &preset);
+    field("cpu_tune", &tune);
+    text.push_str("    cpu_levels: &[\n");
+    for level in levels {
+        writeln!(
+            text,
+            "        CpuLevel {{ name: {:?}, flags: {:?}, features: &{:?} }},",
+            level.name,
+            level.flags.join(" "),
+            level.required,
+        )
+        .expect("writing to a String does not fail");
     }
     text.push_str("    ],\n    patches: &[\n");
     for patch in &series.patches {
@@ -69,7 +78,9 @@ pub fn write(
     for (key, value) in [
         ("llama_version", pin.llama_version.as_str()),
         ("llama_commit", pin.commit.as_str()),
-        ("cpu_level", level.name.as_str()),
+        ("cpu_levels", &levels.iter().map(|level| level.name.as_str()).collect::<Vec<_>>().join(",")),
+        ("cpu_preset", preset),
+        ("cpu_tune", tune),
         ("patch_set", &series.digest()),
     ] {
         println!("cargo::metadata={key}={value}");
@@ -82,6 +93,7 @@ pub fn write(
         .collect();
     println!("cargo::metadata=patches={}", applied.join(","));
     println!("cargo::metadata=include={}", vars.manifest_dir.join("native").display());
+    println!("cargo::metadata=names={}", vars.out_dir.join("include").display());
     for patch in &series.patches {
         println!("cargo::rustc-check-cfg=cfg(smol_patch, values({:?}))", patch.id);
         if series.enabled(&patch.id) {

@@ -3,13 +3,20 @@
 // Cargo reads instructions from standard output.
 #![allow(clippy::print_stdout)]
 
+mod android;
+mod apple;
 mod cpu_level;
 mod files;
 mod info;
+mod levels;
 mod native;
 mod pin;
 mod series;
 mod source;
+mod spelling;
+mod stdlib;
+mod symbols;
+mod tool_files;
 mod vars;
 
 use std::path::Path;
@@ -26,7 +33,9 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), String> {
-    let vars = vars::Vars::read();
+    let mut vars = vars::Vars::read();
+    vars.ios_version = apple::deployment_target(&vars)?;
+    vars.ndk = android::find(&vars)?;
     // Only these trigger a rebuild; the build script's own sources are tracked by cargo.
     for dir in ["patches", "native"] {
         println!("cargo::rerun-if-changed={dir}");
@@ -37,11 +46,14 @@ fn run() -> Result<(), String> {
 
     let pin = pin::Pin::load(&vars.manifest_dir)?;
     let series = series::Series::load(&vars.manifest_dir, &vars.features)?;
-    let level = cpu_level::CpuLevel::resolve(&vars)?;
+    let mut levels = levels::resolve(&vars)?;
 
     // Documentation and `cargo check` need no native code, hence no compiler and no download.
-    let compiler = if vars.docs_rs { None } else { native::find_compiler() };
-    info::write(&vars, &pin, &series, &level, compiler.as_deref())?;
+    let compiler = if vars.docs_rs { None } else { native::find_compiler(&vars) };
+    if compiler.is_some() {
+        native::spell_levels(&vars, &mut levels)?;
+    }
+    info::write(&vars, &pin, &series, &levels, compiler.as_deref())?;
     let Some(compiler) = compiler else {
         if !vars.docs_rs {
             println!(
@@ -63,7 +75,7 @@ fn run() -> Result<(), String> {
     #[cfg(feature = "buildtime-bindgen")]
     bindings::generate(&vars, &tree)?;
 
-    native::compile(&compiler, &vars, &series, &level, &tree, &copied)
+    native::compile(&compiler, &vars, &pin, &series, &levels, &tree, &copied)
 }
 
 fn export(tree: &Path, copied: &source::Copied) {

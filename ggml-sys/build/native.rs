@@ -1,11 +1,17 @@
 //! Compiles the patched tree and the overlay into one static library, with the `cc` crate.
 
+mod tools;
+
+use crate::android::Ndk;
+use crate::apple;
 use crate::cpu_level::CpuLevel;
 use crate::files;
 use crate::levels::{self, Names};
-use crate::pin::{sha256, sha256_parts};
+use crate::pin::{Pin, sha256, sha256_parts};
 use crate::series::Series;
 use crate::source::{Copied, write_if_changed};
+use crate::spelling;
+use crate::stdlib;
 use crate::symbols;
 use crate::vars::Vars;
 use std::fs;
@@ -13,17 +19,46 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// First line that the C++ compiler prints about itself; `None` when there is none.
-pub fn find_compiler() -> Option<String> {
-    let tool = cc::Build::new()
-        .cpp(true)
-        .cargo_metadata(false)
-        .cargo_warnings(false)
-        .try_get_compiler()
-        .ok()?;
+pub fn find_compiler(vars: &Vars) -> Option<String> {
+    let tool = quiet(vars, true).try_get_compiler().ok()?;
     let output = Command::new(tool.path()).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let line = text.lines().next()?.trim();
     output.status.success().then(|| line.to_owned())
+}
+
+/// Settles with which flags the compilers take each level.
+pub fn spell_levels(vars: &Vars, levels: &mut [CpuLevel]) -> Result<(), String> {
+    let empty = vars.out_dir.join("probe/empty.cpp");
+    write_if_changed(&empty, b"")?;
+    let tool = |cpp| {
+        quiet(vars, cpp).try_get_compiler().map_err(|e| format!("no usable C or C++ compiler: {e}"))
+    };
+    let (c, cpp) = (tool(false)?, tool(true)?);
+    let target = spelling::Target { arch: &vars.target_arch, os: &vars.target_os };
+    for level in levels {
+        let compilers: [spelling::Compiler<'_>; 2] = [&|| cpp.to_command(), &|| c.to_command()];
+        if let Some(warning) = spelling::choose(level, target, &compilers, &empty)? {
+            println!("cargo::warning={warning}");
+        }
+    }
+    Ok(())
+}
+
+/// A build that only asks which compiler there is.
+fn quiet(vars: &Vars, cpp: bool) -> cc::Build {
+    let mut build = new_build(vars.ndk.as_ref(), cpp);
+    build.cargo_metadata(false).cargo_warnings(false);
+    build
+}
+
+fn new_build(ndk: Option<&Ndk>, cpp: bool) -> cc::Build {
+    let mut build = cc::Build::new();
+    build.cpp(cpp);
+    if let Some(ndk) = ndk {
+        build.compiler(if cpp { &ndk.cxx } else { &ndk.cc }).archiver(&ndk.ar);
+    }
+    build
 }
 
 /// Files that are compiled with the same flags.
@@ -39,11 +74,14 @@ struct Group {
     /// Changes when any file that the group can read changes.
     inputs: String,
     warnings: bool,
+    ios_version: Option<String>,
+    ndk: Option<Ndk>,
 }
 
 pub fn compile(
     compiler: &str,
     vars: &Vars,
+    pin: &Pin,
     series: &Series,
     levels: &[CpuLevel],
     tree: &Path,
@@ -75,6 +113,8 @@ pub fn compile(
             &fs::read(native.join("smol-hooks.h")).unwrap_or_default(),
         ]),
         warnings: false,
+        ios_version: vars.ios_version.clone(),
+        ndk: vars.ndk.clone(),
     };
     let overlay = |name: &str, files: &[&str]| Group {
         inputs: sha256_parts([
@@ -112,7 +152,9 @@ pub fn compile(
         group("base-c", false, in_tree(files::BASE_C)),
         group("base-cpp", true, in_tree(files::BASE_CPP)),
         once,
+        overlay("registry", files::REGISTRY),
     ]);
+    groups.extend(tools::groups(compiler, vars, pin, tree, copied, &group, &overlay)?);
 
     let objects = compile_groups(&groups, &vars.out_dir)?;
     let public = tree.join("ggml/include/ggml-cpu.h");
@@ -137,8 +179,7 @@ pub fn compile(
         names.add(symbols_of(object)?, None);
     }
 
-    let mut library = cc::Build::new();
-    library.cpp(true);
+    let mut library = new_build(vars.ndk.as_ref(), true);
     let dir = vars.out_dir.join("library");
     let all = groups.iter().zip(&objects).chain([(&switch, &switch_objects)]);
     for (group, objects) in all {
@@ -154,7 +195,23 @@ pub fn compile(
         }
     }
     write_names_header(vars, tree, &names)?;
-    library.try_compile("smol_llama").map_err(|e| format!("cannot make the static library: {e}"))
+    let tool = library.try_get_compiler().map_err(|e| format!("no usable C++ compiler: {e}"))?;
+    let stdlib = stdlib::choose(vars, tool.to_command(), tool.is_like_clang());
+    if stdlib.is_some() {
+        library.cpp_link_stdlib(None);
+    }
+    library
+        .try_compile("smol_llama")
+        .map_err(|e| format!("cannot make the static library: {e}"))?;
+    if let Some(stdlib) = stdlib {
+        if let Some(folder) = stdlib.folder {
+            println!("cargo::rustc-link-search=native={folder}");
+        }
+        for name in stdlib.libraries {
+            println!("cargo::rustc-link-lib={name}");
+        }
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
@@ -211,10 +268,13 @@ impl Group {
     fn compile(&self, out_dir: &Path) -> Result<Vec<PathBuf>, String> {
         let objects_dir = out_dir.join("objects").join(&self.name);
         let stamp = objects_dir.join("stamp");
-        let mut build = cc::Build::new();
+        let mut build = new_build(self.ndk.as_ref(), self.cpp);
         // The GNU dialects, as upstream: GCC contracts to FMA in them and not in the strict ones.
-        build.cpp(self.cpp).std(if self.cpp { "gnu++17" } else { "gnu11" });
+        build.std(if self.cpp { "gnu++17" } else { "gnu11" });
         build.out_dir(&objects_dir).opt_level(3).debug(false).warnings(self.warnings);
+        if let Some(version) = &self.ios_version {
+            build.env(apple::VARIABLE, version);
+        }
         build.files(&self.files);
         for dir in &self.includes {
             if self.warnings {

@@ -1,16 +1,15 @@
 // The overlay: an extra buffer type, first in the CPU backend's list, through which every graph node is offered to the
-// attached engine on every compute thread; a wrapper around graph computation; and the load hook.
+// attached engine on every compute thread (dispatch.cpp); a wrapper around graph computation; and the load hook.
 //
 // Why it reaches every node: ggml_compute_forward asks each extra buffer type before its own switch
 // (ggml-cpu.c:1762, traits.cpp:11). The list is a mutable vector (ggml-cpu.cpp:42) that the CPU device copies once, at
 // the first model load (ggml-cpu.cpp:76): hence smol_install() must come first, and checks that it did.
+#include "dispatch.h"
 #include "guard.h"
 #include "smol-hooks.h"
 
 #include "ggml-backend-impl.h"
-#include "ggml-cpu.h"
 #include "ggml-impl.h"
-#include "traits.h"
 
 #include <atomic>
 #include <memory>
@@ -29,36 +28,6 @@ namespace {
 std::atomic<const smol_engine *> engine{nullptr};
 // Held shared while a graph or a load runs, exclusively while the engine changes.
 std::shared_mutex engine_mutex;
-
-bool wants(const smol_engine * e, ggml_op op) {
-    return e && e->node && (e->op_mask[op / 64] >> (op % 64) & 1);
-}
-
-class dispatch_traits final : public ggml::cpu::tensor_traits {
-  public:
-    // false: upstream reserves the work buffer as for its own kernel, which runs when the engine declines
-    bool work_size(int, const ggml_tensor *, size_t &) override { return false; }
-
-    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        const smol_engine * e = engine.load(std::memory_order_acquire);
-        if (!wants(e, op->op)) {
-            return false;
-        }
-        const smol_node node = {op, params->ith, params->nth};
-        return e->node(e->ud, &node);
-    }
-};
-
-class dispatch_type final : public ggml::cpu::extra_buffer_type {
-  public:
-    // No weight is placed in this buffer type.
-    bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
-
-    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
-        static dispatch_traits traits;
-        return wants(engine.load(std::memory_order_acquire), op->op) ? &traits : nullptr;
-    }
-};
 
 const char * buft_name(ggml_backend_buffer_type_t) {
     return "SMOL";
@@ -115,7 +84,6 @@ bool device_lists(ggml_backend_dev_t dev, ggml_backend_buffer_type_t ours) {
 }
 
 smol_status install() {
-    static dispatch_type type;
     static ggml_backend_buffer_type buft = {};
     ggml_backend_dev_t dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (!dev) {
@@ -126,11 +94,10 @@ smol_status install() {
     buft.iface.alloc_buffer = buft_alloc;
     buft.iface.get_alignment = buft_alignment;
     buft.device = dev;
-    buft.context = &type;
-    auto & list = ggml_backend_cpu_get_extra_buffer_types();
-    list.insert(list.begin(), &buft);
+    buft.context = smol_dispatch_type();
+    smol_dispatch_list(&buft, true);
     if (!device_lists(dev, &buft)) {
-        list.erase(list.begin());
+        smol_dispatch_list(&buft, false);
         smol_set_error("the overlay must be installed before the first model is loaded");
         return SMOL_ERR_STATE;
     }
@@ -140,6 +107,17 @@ smol_status install() {
 }
 
 } // namespace
+
+bool smol_engine_wants(ggml_op op) {
+    const smol_engine * e = engine.load(std::memory_order_acquire);
+    return e && e->node && (e->op_mask[op / 64] >> (op % 64) & 1);
+}
+
+bool smol_engine_node(ggml_tensor * tensor, int ith, int nth) {
+    const smol_engine * e = engine.load(std::memory_order_acquire);
+    const smol_node node = {tensor, ith, nth};
+    return e && e->node && e->node(e->ud, &node);
+}
 
 uint32_t smol_abi_version(void) {
     return SMOL_ABI_VERSION;

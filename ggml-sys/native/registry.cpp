@@ -5,6 +5,8 @@
 //
 // Unlike upstream's, it may be used from several threads at once, and nothing is thrown out of it. No callback of a
 // backend runs under its lock, so that a backend may look others up.
+#include "levels.h"
+
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -71,7 +73,10 @@ struct registry {
     ordered_set<ggml_backend_reg_t> backends;
     ordered_set<ggml_backend_dev_t> devices;
 
-    registry() { add(ggml_backend_cpu_reg()); }
+    registry() {
+        smol_level_fix();
+        add(ggml_backend_cpu_reg());
+    }
 
     void add(ggml_backend_reg_t backend) {
         if (!backend || !backends.add(backend)) {

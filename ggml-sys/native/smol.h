@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // Raised with every change of a struct or signature below; both sides check it (smol_install).
-#define SMOL_ABI_VERSION 1
+#define SMOL_ABI_VERSION 2
 
 enum smol_status {
     SMOL_OK            = 0,
@@ -33,6 +33,13 @@ enum smol_status {
 const char * smol_last_error(void);
 
 // ---- overlay -------------------------------------------------------------------------------------------------------
+
+// CPU levels that are compiled in, lowest first: one without the cargo feature multi-level.
+uint32_t         smol_level_count(void);
+// The level whose code runs: the lowest one until another is selected.
+uint32_t         smol_level_selected(void);
+// Call before anything else of this library, once the CPU is known to have what the level needs.
+enum smol_status smol_level_select(uint32_t level);
 
 // Puts the overlay's buffer type first in the CPU backend's list and wraps graph computation.
 // Call before the first model load; later calls do nothing. abi_version: SMOL_ABI_VERSION of the caller.

@@ -37,7 +37,7 @@ pub const LLAMA_STATE_SEQ_FLAGS_SWA_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_ON_DEVICE: u32 = 2;
 pub const LLAMA_DRY_MAX_SEQ_BREAKERS: u32 = 64;
-pub const SMOL_ABI_VERSION: u32 = 1;
+pub const SMOL_ABI_VERSION: u32 = 2;
 pub type ggml_abort_callback_t =
     ::std::option::Option<unsafe extern "C" fn(error_message: *const ::std::os::raw::c_char)>;
 pub const GGML_STATUS_ALLOC_FAILED: ggml_status = -2;
@@ -2203,104 +2203,180 @@ pub struct ggml_backend_buffer {
     pub _address: u8,
 }
 unsafe extern "C" {
+    #[link_name = "smol_ggml_set_abort_callback"]
     pub fn ggml_set_abort_callback(callback: ggml_abort_callback_t) -> ggml_abort_callback_t;
+    #[link_name = "smol_ggml_abort"]
     pub fn ggml_abort(
         file: *const ::std::os::raw::c_char,
         line: ::std::os::raw::c_int,
         fmt: *const ::std::os::raw::c_char,
         ...
     );
+    #[link_name = "smol_ggml_status_to_string"]
     pub fn ggml_status_to_string(status: ggml_status) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_fp16_to_fp32"]
     pub fn ggml_fp16_to_fp32(arg1: ggml_fp16_t) -> f32;
+    #[link_name = "smol_ggml_fp32_to_fp16"]
     pub fn ggml_fp32_to_fp16(arg1: f32) -> ggml_fp16_t;
+    #[link_name = "smol_ggml_fp16_to_fp32_row"]
     pub fn ggml_fp16_to_fp32_row(arg1: *const ggml_fp16_t, arg2: *mut f32, arg3: i64);
+    #[link_name = "smol_ggml_fp32_to_fp16_row"]
     pub fn ggml_fp32_to_fp16_row(arg1: *const f32, arg2: *mut ggml_fp16_t, arg3: i64);
+    #[link_name = "smol_ggml_fp32_to_bf16"]
     pub fn ggml_fp32_to_bf16(arg1: f32) -> ggml_bf16_t;
+    #[link_name = "smol_ggml_bf16_to_fp32"]
     pub fn ggml_bf16_to_fp32(arg1: ggml_bf16_t) -> f32;
+    #[link_name = "smol_ggml_bf16_to_fp32_row"]
     pub fn ggml_bf16_to_fp32_row(arg1: *const ggml_bf16_t, arg2: *mut f32, arg3: i64);
+    #[link_name = "smol_ggml_fp32_to_bf16_row_ref"]
     pub fn ggml_fp32_to_bf16_row_ref(arg1: *const f32, arg2: *mut ggml_bf16_t, arg3: i64);
+    #[link_name = "smol_ggml_fp32_to_bf16_row"]
     pub fn ggml_fp32_to_bf16_row(arg1: *const f32, arg2: *mut ggml_bf16_t, arg3: i64);
+    #[link_name = "smol_ggml_guid_matches"]
     pub fn ggml_guid_matches(guid_a: ggml_guid_t, guid_b: ggml_guid_t) -> bool;
+    #[link_name = "smol_ggml_version"]
     pub fn ggml_version() -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_commit"]
     pub fn ggml_commit() -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_time_init"]
     pub fn ggml_time_init();
+    #[link_name = "smol_ggml_time_ms"]
     pub fn ggml_time_ms() -> i64;
+    #[link_name = "smol_ggml_time_us"]
     pub fn ggml_time_us() -> i64;
+    #[link_name = "smol_ggml_cycles"]
     pub fn ggml_cycles() -> i64;
+    #[link_name = "smol_ggml_cycles_per_ms"]
     pub fn ggml_cycles_per_ms() -> i64;
+    #[link_name = "smol_ggml_print_object"]
     pub fn ggml_print_object(obj: *const ggml_object);
+    #[link_name = "smol_ggml_print_objects"]
     pub fn ggml_print_objects(ctx: *const ggml_context);
+    #[link_name = "smol_ggml_nelements"]
     pub fn ggml_nelements(tensor: *const ggml_tensor) -> i64;
+    #[link_name = "smol_ggml_nrows"]
     pub fn ggml_nrows(tensor: *const ggml_tensor) -> i64;
+    #[link_name = "smol_ggml_nbytes"]
     pub fn ggml_nbytes(tensor: *const ggml_tensor) -> usize;
+    #[link_name = "smol_ggml_nbytes_pad"]
     pub fn ggml_nbytes_pad(tensor: *const ggml_tensor) -> usize;
+    #[link_name = "smol_ggml_blck_size"]
     pub fn ggml_blck_size(type_: ggml_type) -> i64;
+    #[link_name = "smol_ggml_type_size"]
     pub fn ggml_type_size(type_: ggml_type) -> usize;
+    #[link_name = "smol_ggml_row_size"]
     pub fn ggml_row_size(type_: ggml_type, ne: i64) -> usize;
+    #[link_name = "smol_ggml_type_sizef"]
     pub fn ggml_type_sizef(type_: ggml_type) -> f64;
+    #[link_name = "smol_ggml_type_name"]
     pub fn ggml_type_name(type_: ggml_type) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_op_name"]
     pub fn ggml_op_name(op: ggml_op) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_op_symbol"]
     pub fn ggml_op_symbol(op: ggml_op) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_unary_op_name"]
     pub fn ggml_unary_op_name(op: ggml_unary_op) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_glu_op_name"]
     pub fn ggml_glu_op_name(op: ggml_glu_op) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_op_desc"]
     pub fn ggml_op_desc(t: *const ggml_tensor) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_element_size"]
     pub fn ggml_element_size(tensor: *const ggml_tensor) -> usize;
+    #[link_name = "smol_ggml_is_quantized"]
     pub fn ggml_is_quantized(type_: ggml_type) -> bool;
+    #[link_name = "smol_ggml_ftype_to_ggml_type"]
     pub fn ggml_ftype_to_ggml_type(ftype: ggml_ftype) -> ggml_type;
+    #[link_name = "smol_ggml_is_transposed"]
     pub fn ggml_is_transposed(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_permuted"]
     pub fn ggml_is_permuted(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_empty"]
     pub fn ggml_is_empty(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_view"]
     pub fn ggml_is_view(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_scalar"]
     pub fn ggml_is_scalar(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_vector"]
     pub fn ggml_is_vector(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_matrix"]
     pub fn ggml_is_matrix(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_3d"]
     pub fn ggml_is_3d(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_n_dims"]
     pub fn ggml_n_dims(tensor: *const ggml_tensor) -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_is_contiguous"]
     pub fn ggml_is_contiguous(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_contiguous_0"]
     pub fn ggml_is_contiguous_0(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_contiguous_1"]
     pub fn ggml_is_contiguous_1(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_contiguous_2"]
     pub fn ggml_is_contiguous_2(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_contiguous_to_1"]
     pub fn ggml_is_contiguous_to_1(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_contiguous_to_2"]
     pub fn ggml_is_contiguous_to_2(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_contiguous_to_3"]
     pub fn ggml_is_contiguous_to_3(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_contiguously_allocated"]
     pub fn ggml_is_contiguously_allocated(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_contiguous_channels"]
     pub fn ggml_is_contiguous_channels(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_is_contiguous_rows"]
     pub fn ggml_is_contiguous_rows(tensor: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_are_same_shape"]
     pub fn ggml_are_same_shape(t0: *const ggml_tensor, t1: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_are_same_stride"]
     pub fn ggml_are_same_stride(t0: *const ggml_tensor, t1: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_can_repeat"]
     pub fn ggml_can_repeat(t0: *const ggml_tensor, t1: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_tensor_overhead"]
     pub fn ggml_tensor_overhead() -> usize;
+    #[link_name = "smol_ggml_validate_row_data"]
     pub fn ggml_validate_row_data(
         type_: ggml_type,
         data: *const ::std::os::raw::c_void,
         nbytes: usize,
     ) -> bool;
+    #[link_name = "smol_ggml_init"]
     pub fn ggml_init(params: ggml_init_params) -> *mut ggml_context;
+    #[link_name = "smol_ggml_reset"]
     pub fn ggml_reset(ctx: *mut ggml_context);
+    #[link_name = "smol_ggml_free"]
     pub fn ggml_free(ctx: *mut ggml_context);
+    #[link_name = "smol_ggml_used_mem"]
     pub fn ggml_used_mem(ctx: *const ggml_context) -> usize;
+    #[link_name = "smol_ggml_get_no_alloc"]
     pub fn ggml_get_no_alloc(ctx: *mut ggml_context) -> bool;
+    #[link_name = "smol_ggml_set_no_alloc"]
     pub fn ggml_set_no_alloc(ctx: *mut ggml_context, no_alloc: bool);
+    #[link_name = "smol_ggml_get_mem_buffer"]
     pub fn ggml_get_mem_buffer(ctx: *const ggml_context) -> *mut ::std::os::raw::c_void;
+    #[link_name = "smol_ggml_get_mem_size"]
     pub fn ggml_get_mem_size(ctx: *const ggml_context) -> usize;
+    #[link_name = "smol_ggml_get_max_tensor_size"]
     pub fn ggml_get_max_tensor_size(ctx: *const ggml_context) -> usize;
+    #[link_name = "smol_ggml_new_tensor"]
     pub fn ggml_new_tensor(
         ctx: *mut ggml_context,
         type_: ggml_type,
         n_dims: ::std::os::raw::c_int,
         ne: *const i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_new_tensor_1d"]
     pub fn ggml_new_tensor_1d(
         ctx: *mut ggml_context,
         type_: ggml_type,
         ne0: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_new_tensor_2d"]
     pub fn ggml_new_tensor_2d(
         ctx: *mut ggml_context,
         type_: ggml_type,
         ne0: i64,
         ne1: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_new_tensor_3d"]
     pub fn ggml_new_tensor_3d(
         ctx: *mut ggml_context,
         type_: ggml_type,
@@ -2308,6 +2384,7 @@ unsafe extern "C" {
         ne1: i64,
         ne2: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_new_tensor_4d"]
     pub fn ggml_new_tensor_4d(
         ctx: *mut ggml_context,
         type_: ggml_type,
@@ -2316,18 +2393,25 @@ unsafe extern "C" {
         ne2: i64,
         ne3: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_new_buffer"]
     pub fn ggml_new_buffer(ctx: *mut ggml_context, nbytes: usize) -> *mut ::std::os::raw::c_void;
+    #[link_name = "smol_ggml_dup_tensor"]
     pub fn ggml_dup_tensor(ctx: *mut ggml_context, src: *const ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_view_tensor"]
     pub fn ggml_view_tensor(ctx: *mut ggml_context, src: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_get_first_tensor"]
     pub fn ggml_get_first_tensor(ctx: *const ggml_context) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_get_next_tensor"]
     pub fn ggml_get_next_tensor(
         ctx: *const ggml_context,
         tensor: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_get_tensor"]
     pub fn ggml_get_tensor(
         ctx: *mut ggml_context,
         name: *const ::std::os::raw::c_char,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_unravel_index"]
     pub fn ggml_unravel_index(
         tensor: *const ggml_tensor,
         i: i64,
@@ -2336,58 +2420,78 @@ unsafe extern "C" {
         i2: *mut i64,
         i3: *mut i64,
     );
+    #[link_name = "smol_ggml_get_unary_op"]
     pub fn ggml_get_unary_op(tensor: *const ggml_tensor) -> ggml_unary_op;
+    #[link_name = "smol_ggml_get_glu_op"]
     pub fn ggml_get_glu_op(tensor: *const ggml_tensor) -> ggml_glu_op;
+    #[link_name = "smol_ggml_get_data"]
     pub fn ggml_get_data(tensor: *const ggml_tensor) -> *mut ::std::os::raw::c_void;
+    #[link_name = "smol_ggml_get_data_f32"]
     pub fn ggml_get_data_f32(tensor: *const ggml_tensor) -> *mut f32;
+    #[link_name = "smol_ggml_get_name"]
     pub fn ggml_get_name(tensor: *const ggml_tensor) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_set_name"]
     pub fn ggml_set_name(
         tensor: *mut ggml_tensor,
         name: *const ::std::os::raw::c_char,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_format_name"]
     pub fn ggml_format_name(
         tensor: *mut ggml_tensor,
         fmt: *const ::std::os::raw::c_char,
         ...
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set_input"]
     pub fn ggml_set_input(tensor: *mut ggml_tensor);
+    #[link_name = "smol_ggml_set_output"]
     pub fn ggml_set_output(tensor: *mut ggml_tensor);
+    #[link_name = "smol_ggml_set_param"]
     pub fn ggml_set_param(tensor: *mut ggml_tensor);
+    #[link_name = "smol_ggml_set_loss"]
     pub fn ggml_set_loss(tensor: *mut ggml_tensor);
+    #[link_name = "smol_ggml_dup"]
     pub fn ggml_dup(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_dup_inplace"]
     pub fn ggml_dup_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_add"]
     pub fn ggml_add(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_add_inplace"]
     pub fn ggml_add_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_add_cast"]
     pub fn ggml_add_cast(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         type_: ggml_type,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_add_id"]
     pub fn ggml_add_id(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         ids: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_add1"]
     pub fn ggml_add1(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_add1_inplace"]
     pub fn ggml_add1_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_acc"]
     pub fn ggml_acc(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2397,6 +2501,7 @@ unsafe extern "C" {
         nb3: usize,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_acc_inplace"]
     pub fn ggml_acc_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2406,65 +2511,93 @@ unsafe extern "C" {
         nb3: usize,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sub"]
     pub fn ggml_sub(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sub_inplace"]
     pub fn ggml_sub_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_mul"]
     pub fn ggml_mul(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_mul_inplace"]
     pub fn ggml_mul_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_div"]
     pub fn ggml_div(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_div_inplace"]
     pub fn ggml_div_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sqr"]
     pub fn ggml_sqr(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sqr_inplace"]
     pub fn ggml_sqr_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sqrt"]
     pub fn ggml_sqrt(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sqrt_inplace"]
     pub fn ggml_sqrt_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_log"]
     pub fn ggml_log(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_log_inplace"]
     pub fn ggml_log_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_expm1"]
     pub fn ggml_expm1(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_expm1_inplace"]
     pub fn ggml_expm1_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_softplus"]
     pub fn ggml_softplus(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_softplus_inplace"]
     pub fn ggml_softplus_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sin"]
     pub fn ggml_sin(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sin_inplace"]
     pub fn ggml_sin_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cos"]
     pub fn ggml_cos(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cos_inplace"]
     pub fn ggml_cos_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sum"]
     pub fn ggml_sum(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sum_rows"]
     pub fn ggml_sum_rows(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cumsum"]
     pub fn ggml_cumsum(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_mean"]
     pub fn ggml_mean(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_argmax"]
     pub fn ggml_argmax(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_count_equal"]
     pub fn ggml_count_equal(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_repeat"]
     pub fn ggml_repeat(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_repeat_4d"]
     pub fn ggml_repeat_4d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2473,65 +2606,106 @@ unsafe extern "C" {
         ne2: i64,
         ne3: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_repeat_back"]
     pub fn ggml_repeat_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_concat"]
     pub fn ggml_concat(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         dim: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_abs"]
     pub fn ggml_abs(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_abs_inplace"]
     pub fn ggml_abs_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sgn"]
     pub fn ggml_sgn(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sgn_inplace"]
     pub fn ggml_sgn_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_neg"]
     pub fn ggml_neg(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_neg_inplace"]
     pub fn ggml_neg_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_step"]
     pub fn ggml_step(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_step_inplace"]
     pub fn ggml_step_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_tanh"]
     pub fn ggml_tanh(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_tanh_inplace"]
     pub fn ggml_tanh_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_elu"]
     pub fn ggml_elu(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_elu_inplace"]
     pub fn ggml_elu_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_relu"]
     pub fn ggml_relu(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_leaky_relu"]
     pub fn ggml_leaky_relu(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         negative_slope: f32,
         inplace: bool,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_relu_inplace"]
     pub fn ggml_relu_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sigmoid"]
     pub fn ggml_sigmoid(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_sigmoid_inplace"]
     pub fn ggml_sigmoid_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_gelu"]
     pub fn ggml_gelu(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_gelu_inplace"]
     pub fn ggml_gelu_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_gelu_erf"]
     pub fn ggml_gelu_erf(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_gelu_erf_inplace"]
     pub fn ggml_gelu_erf_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_gelu_quick"]
     pub fn ggml_gelu_quick(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_gelu_quick_inplace"]
     pub fn ggml_gelu_quick_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor)
     -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_silu"]
     pub fn ggml_silu(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_silu_inplace"]
     pub fn ggml_silu_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_silu_back"]
     pub fn ggml_silu_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_hardswish"]
     pub fn ggml_hardswish(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_hardsigmoid"]
     pub fn ggml_hardsigmoid(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_exp"]
     pub fn ggml_exp(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_exp_inplace"]
     pub fn ggml_exp_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_floor"]
     pub fn ggml_floor(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_floor_inplace"]
     pub fn ggml_floor_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_ceil"]
     pub fn ggml_ceil(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_ceil_inplace"]
     pub fn ggml_ceil_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_round"]
     pub fn ggml_round(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_round_inplace"]
     pub fn ggml_round_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_trunc"]
     pub fn ggml_trunc(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_trunc_inplace"]
     pub fn ggml_trunc_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_xielu"]
     pub fn ggml_xielu(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2540,56 +2714,74 @@ unsafe extern "C" {
         beta: f32,
         eps: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_glu"]
     pub fn ggml_glu(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         op: ggml_glu_op,
         swapped: bool,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_reglu"]
     pub fn ggml_reglu(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_reglu_swapped"]
     pub fn ggml_reglu_swapped(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_geglu"]
     pub fn ggml_geglu(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_geglu_swapped"]
     pub fn ggml_geglu_swapped(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_swiglu"]
     pub fn ggml_swiglu(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_swiglu_swapped"]
     pub fn ggml_swiglu_swapped(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_geglu_erf"]
     pub fn ggml_geglu_erf(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_geglu_erf_swapped"]
     pub fn ggml_geglu_erf_swapped(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_geglu_quick"]
     pub fn ggml_geglu_quick(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_geglu_quick_swapped"]
     pub fn ggml_geglu_quick_swapped(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_glu_split"]
     pub fn ggml_glu_split(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         op: ggml_glu_op,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_reglu_split"]
     pub fn ggml_reglu_split(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_geglu_split"]
     pub fn ggml_geglu_split(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_swiglu_split"]
     pub fn ggml_swiglu_split(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_geglu_erf_split"]
     pub fn ggml_geglu_erf_split(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_geglu_quick_split"]
     pub fn ggml_geglu_quick_split(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_swiglu_oai"]
     pub fn ggml_swiglu_oai(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2597,93 +2789,117 @@ unsafe extern "C" {
         alpha: f32,
         limit: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_swiglu_clamp"]
     pub fn ggml_swiglu_clamp(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         limit: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_norm"]
     pub fn ggml_norm(ctx: *mut ggml_context, a: *mut ggml_tensor, eps: f32) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_norm_inplace"]
     pub fn ggml_norm_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         eps: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rms_norm"]
     pub fn ggml_rms_norm(ctx: *mut ggml_context, a: *mut ggml_tensor, eps: f32)
     -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rms_norm_inplace"]
     pub fn ggml_rms_norm_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         eps: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_group_norm"]
     pub fn ggml_group_norm(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         n_groups: ::std::os::raw::c_int,
         eps: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_group_norm_inplace"]
     pub fn ggml_group_norm_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         n_groups: ::std::os::raw::c_int,
         eps: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_l2_norm"]
     pub fn ggml_l2_norm(ctx: *mut ggml_context, a: *mut ggml_tensor, eps: f32) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_l2_norm_inplace"]
     pub fn ggml_l2_norm_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         eps: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rms_norm_back"]
     pub fn ggml_rms_norm_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         eps: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_prec_set_acc"]
     pub fn ggml_prec_set_acc(a: *mut ggml_tensor, prec: ggml_prec) -> bool;
+    #[link_name = "smol_ggml_prec_set_src"]
     pub fn ggml_prec_set_src(
         a: *mut ggml_tensor,
         prec: ggml_prec,
         idx: ::std::os::raw::c_int,
     ) -> bool;
+    #[link_name = "smol_ggml_prec_get_acc"]
     pub fn ggml_prec_get_acc(a: *const ggml_tensor) -> ggml_prec;
+    #[link_name = "smol_ggml_prec_get_src"]
     pub fn ggml_prec_get_src(a: *const ggml_tensor, idx: ::std::os::raw::c_int) -> ggml_prec;
+    #[link_name = "smol_ggml_mul_mat"]
     pub fn ggml_mul_mat(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_mul_mat_set_prec"]
     pub fn ggml_mul_mat_set_prec(a: *mut ggml_tensor, prec: ggml_prec);
+    #[link_name = "smol_ggml_mul_mat_set_hint"]
     pub fn ggml_mul_mat_set_hint(a: *mut ggml_tensor, hint: ggml_op_hint);
+    #[link_name = "smol_ggml_mul_mat_id"]
     pub fn ggml_mul_mat_id(
         ctx: *mut ggml_context,
         as_: *mut ggml_tensor,
         b: *mut ggml_tensor,
         ids: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_out_prod"]
     pub fn ggml_out_prod(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_scale"]
     pub fn ggml_scale(ctx: *mut ggml_context, a: *mut ggml_tensor, s: f32) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_scale_inplace"]
     pub fn ggml_scale_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         s: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_scale_bias"]
     pub fn ggml_scale_bias(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         s: f32,
         b: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_scale_bias_inplace"]
     pub fn ggml_scale_bias_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         s: f32,
         b: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set"]
     pub fn ggml_set(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2693,6 +2909,7 @@ unsafe extern "C" {
         nb3: usize,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set_inplace"]
     pub fn ggml_set_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2702,18 +2919,21 @@ unsafe extern "C" {
         nb3: usize,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set_1d"]
     pub fn ggml_set_1d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set_1d_inplace"]
     pub fn ggml_set_1d_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set_2d"]
     pub fn ggml_set_2d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2721,6 +2941,7 @@ unsafe extern "C" {
         nb1: usize,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set_2d_inplace"]
     pub fn ggml_set_2d_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2728,24 +2949,30 @@ unsafe extern "C" {
         nb1: usize,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cpy"]
     pub fn ggml_cpy(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cast"]
     pub fn ggml_cast(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         type_: ggml_type,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cont"]
     pub fn ggml_cont(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cont_1d"]
     pub fn ggml_cont_1d(ctx: *mut ggml_context, a: *mut ggml_tensor, ne0: i64) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cont_2d"]
     pub fn ggml_cont_2d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         ne0: i64,
         ne1: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cont_3d"]
     pub fn ggml_cont_3d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2753,6 +2980,7 @@ unsafe extern "C" {
         ne1: i64,
         ne2: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cont_4d"]
     pub fn ggml_cont_4d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2761,22 +2989,26 @@ unsafe extern "C" {
         ne2: i64,
         ne3: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_reshape"]
     pub fn ggml_reshape(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_reshape_1d"]
     pub fn ggml_reshape_1d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         ne0: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_reshape_2d"]
     pub fn ggml_reshape_2d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         ne0: i64,
         ne1: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_reshape_3d"]
     pub fn ggml_reshape_3d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2784,6 +3016,7 @@ unsafe extern "C" {
         ne1: i64,
         ne2: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_reshape_4d"]
     pub fn ggml_reshape_4d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2792,12 +3025,14 @@ unsafe extern "C" {
         ne2: i64,
         ne3: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_view_1d"]
     pub fn ggml_view_1d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         ne0: i64,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_view_2d"]
     pub fn ggml_view_2d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2806,6 +3041,7 @@ unsafe extern "C" {
         nb1: usize,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_view_3d"]
     pub fn ggml_view_3d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2816,6 +3052,7 @@ unsafe extern "C" {
         nb2: usize,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_view_4d"]
     pub fn ggml_view_4d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2828,6 +3065,7 @@ unsafe extern "C" {
         nb3: usize,
         offset: usize,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_permute"]
     pub fn ggml_permute(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2836,59 +3074,73 @@ unsafe extern "C" {
         axis2: ::std::os::raw::c_int,
         axis3: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_transpose"]
     pub fn ggml_transpose(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_get_rows"]
     pub fn ggml_get_rows(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_get_rows_back"]
     pub fn ggml_get_rows_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         c: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set_rows"]
     pub fn ggml_set_rows(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         c: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_diag"]
     pub fn ggml_diag(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_diag_mask_inf"]
     pub fn ggml_diag_mask_inf(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         n_past: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_diag_mask_inf_inplace"]
     pub fn ggml_diag_mask_inf_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         n_past: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_diag_mask_zero"]
     pub fn ggml_diag_mask_zero(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         n_past: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_diag_mask_zero_inplace"]
     pub fn ggml_diag_mask_zero_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         n_past: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_clamp"]
     pub fn ggml_clamp(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         min: f32,
         max: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_clamp_inplace"]
     pub fn ggml_clamp_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         min: f32,
         max: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_soft_max"]
     pub fn ggml_soft_max(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_soft_max_inplace"]
     pub fn ggml_soft_max_inplace(ctx: *mut ggml_context, a: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_soft_max_ext"]
     pub fn ggml_soft_max_ext(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2896,6 +3148,7 @@ unsafe extern "C" {
         scale: f32,
         max_bias: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_soft_max_ext_inplace"]
     pub fn ggml_soft_max_ext_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2903,7 +3156,9 @@ unsafe extern "C" {
         scale: f32,
         max_bias: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_soft_max_add_sinks"]
     pub fn ggml_soft_max_add_sinks(a: *mut ggml_tensor, sinks: *mut ggml_tensor);
+    #[link_name = "smol_ggml_soft_max_ext_back"]
     pub fn ggml_soft_max_ext_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2911,6 +3166,7 @@ unsafe extern "C" {
         scale: f32,
         max_bias: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_soft_max_ext_back_inplace"]
     pub fn ggml_soft_max_ext_back_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2918,6 +3174,7 @@ unsafe extern "C" {
         scale: f32,
         max_bias: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope"]
     pub fn ggml_rope(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2925,6 +3182,7 @@ unsafe extern "C" {
         n_dims: ::std::os::raw::c_int,
         mode: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_inplace"]
     pub fn ggml_rope_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2932,6 +3190,7 @@ unsafe extern "C" {
         n_dims: ::std::os::raw::c_int,
         mode: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_ext"]
     pub fn ggml_rope_ext(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2947,6 +3206,7 @@ unsafe extern "C" {
         beta_fast: f32,
         beta_slow: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_multi"]
     pub fn ggml_rope_multi(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2963,6 +3223,7 @@ unsafe extern "C" {
         beta_fast: f32,
         beta_slow: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_ext_inplace"]
     pub fn ggml_rope_ext_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2978,6 +3239,7 @@ unsafe extern "C" {
         beta_fast: f32,
         beta_slow: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_multi_inplace"]
     pub fn ggml_rope_multi_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -2994,6 +3256,7 @@ unsafe extern "C" {
         beta_fast: f32,
         beta_slow: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_custom"]
     pub fn ggml_rope_custom(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3008,6 +3271,7 @@ unsafe extern "C" {
         beta_fast: f32,
         beta_slow: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_custom_inplace"]
     pub fn ggml_rope_custom_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3022,6 +3286,7 @@ unsafe extern "C" {
         beta_fast: f32,
         beta_slow: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_yarn_corr_dims"]
     pub fn ggml_rope_yarn_corr_dims(
         n_dims: ::std::os::raw::c_int,
         n_ctx_orig: ::std::os::raw::c_int,
@@ -3030,6 +3295,7 @@ unsafe extern "C" {
         beta_slow: f32,
         dims: *mut f32,
     );
+    #[link_name = "smol_ggml_rope_ext_back"]
     pub fn ggml_rope_ext_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3045,6 +3311,7 @@ unsafe extern "C" {
         beta_fast: f32,
         beta_slow: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_multi_back"]
     pub fn ggml_rope_multi_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3061,10 +3328,12 @@ unsafe extern "C" {
         beta_fast: f32,
         beta_slow: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rope_set_offset"]
     pub fn ggml_rope_set_offset(
         a: *mut ggml_tensor,
         n_offs: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_im2col"]
     pub fn ggml_im2col(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3078,6 +3347,7 @@ unsafe extern "C" {
         is_2D: bool,
         dst_type: ggml_type,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_im2col_back"]
     pub fn ggml_im2col_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3091,6 +3361,7 @@ unsafe extern "C" {
         d1: ::std::os::raw::c_int,
         is_2D: bool,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_col2im_1d"]
     pub fn ggml_col2im_1d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3098,6 +3369,7 @@ unsafe extern "C" {
         oc: ::std::os::raw::c_int,
         p0: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_1d"]
     pub fn ggml_conv_1d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3106,6 +3378,7 @@ unsafe extern "C" {
         p0: ::std::os::raw::c_int,
         d0: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_1d_ph"]
     pub fn ggml_conv_1d_ph(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3113,6 +3386,7 @@ unsafe extern "C" {
         s: ::std::os::raw::c_int,
         d: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_1d_dw"]
     pub fn ggml_conv_1d_dw(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3121,6 +3395,7 @@ unsafe extern "C" {
         p0: ::std::os::raw::c_int,
         d0: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_1d_dw_ph"]
     pub fn ggml_conv_1d_dw_ph(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3128,6 +3403,7 @@ unsafe extern "C" {
         s0: ::std::os::raw::c_int,
         d0: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_transpose_1d"]
     pub fn ggml_conv_transpose_1d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3136,6 +3412,7 @@ unsafe extern "C" {
         p0: ::std::os::raw::c_int,
         d0: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_2d"]
     pub fn ggml_conv_2d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3147,6 +3424,7 @@ unsafe extern "C" {
         d0: ::std::os::raw::c_int,
         d1: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_im2col_3d"]
     pub fn ggml_im2col_3d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3163,6 +3441,7 @@ unsafe extern "C" {
         d2: ::std::os::raw::c_int,
         dst_type: ggml_type,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_3d"]
     pub fn ggml_conv_3d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3178,16 +3457,19 @@ unsafe extern "C" {
         d1: ::std::os::raw::c_int,
         d2: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_2d_sk_p0"]
     pub fn ggml_conv_2d_sk_p0(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_2d_s1_ph"]
     pub fn ggml_conv_2d_s1_ph(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_2d_dw"]
     pub fn ggml_conv_2d_dw(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3199,6 +3481,7 @@ unsafe extern "C" {
         d0: ::std::os::raw::c_int,
         d1: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_2d_dw_direct"]
     pub fn ggml_conv_2d_dw_direct(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3210,12 +3493,14 @@ unsafe extern "C" {
         dilation0: ::std::os::raw::c_int,
         dilation1: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_transpose_2d_p0"]
     pub fn ggml_conv_transpose_2d_p0(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         stride: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_2d_direct"]
     pub fn ggml_conv_2d_direct(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3227,6 +3512,7 @@ unsafe extern "C" {
         d0: ::std::os::raw::c_int,
         d1: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_conv_3d_direct"]
     pub fn ggml_conv_3d_direct(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3244,6 +3530,7 @@ unsafe extern "C" {
         n_batch: ::std::os::raw::c_int,
         n_channels_out: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_pool_1d"]
     pub fn ggml_pool_1d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3252,6 +3539,7 @@ unsafe extern "C" {
         s0: ::std::os::raw::c_int,
         p0: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_pool_2d"]
     pub fn ggml_pool_2d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3263,6 +3551,7 @@ unsafe extern "C" {
         p0: f32,
         p1: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_pool_2d_back"]
     pub fn ggml_pool_2d_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3275,12 +3564,14 @@ unsafe extern "C" {
         p0: f32,
         p1: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_upscale"]
     pub fn ggml_upscale(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         scale_factor: ::std::os::raw::c_int,
         mode: ggml_scale_mode,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_upscale_ext"]
     pub fn ggml_upscale_ext(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3290,6 +3581,7 @@ unsafe extern "C" {
         ne3: ::std::os::raw::c_int,
         mode: ggml_scale_mode,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_interpolate"]
     pub fn ggml_interpolate(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3299,6 +3591,7 @@ unsafe extern "C" {
         ne3: i64,
         mode: u32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_pad"]
     pub fn ggml_pad(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3307,6 +3600,7 @@ unsafe extern "C" {
         p2: ::std::os::raw::c_int,
         p3: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_pad_circular"]
     pub fn ggml_pad_circular(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3315,6 +3609,7 @@ unsafe extern "C" {
         p2: ::std::os::raw::c_int,
         p3: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_pad_ext"]
     pub fn ggml_pad_ext(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3327,6 +3622,7 @@ unsafe extern "C" {
         lp3: ::std::os::raw::c_int,
         rp3: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_pad_ext_circular"]
     pub fn ggml_pad_ext_circular(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3339,12 +3635,14 @@ unsafe extern "C" {
         lp3: ::std::os::raw::c_int,
         rp3: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_pad_reflect_1d"]
     pub fn ggml_pad_reflect_1d(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         p0: ::std::os::raw::c_int,
         p1: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_roll"]
     pub fn ggml_roll(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3353,44 +3651,53 @@ unsafe extern "C" {
         shift2: ::std::os::raw::c_int,
         shift3: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_tri"]
     pub fn ggml_tri(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         type_: ggml_tri_type,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_fill"]
     pub fn ggml_fill(ctx: *mut ggml_context, a: *mut ggml_tensor, c: f32) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_fill_inplace"]
     pub fn ggml_fill_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         c: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_timestep_embedding"]
     pub fn ggml_timestep_embedding(
         ctx: *mut ggml_context,
         timesteps: *mut ggml_tensor,
         dim: ::std::os::raw::c_int,
         max_period: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_argsort"]
     pub fn ggml_argsort(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         order: ggml_sort_order,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_argsort_top_k"]
     pub fn ggml_argsort_top_k(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         k: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_top_k"]
     pub fn ggml_top_k(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         k: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_arange"]
     pub fn ggml_arange(
         ctx: *mut ggml_context,
         start: f32,
         stop: f32,
         step: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_flash_attn_ext"]
     pub fn ggml_flash_attn_ext(
         ctx: *mut ggml_context,
         q: *mut ggml_tensor,
@@ -3401,10 +3708,15 @@ unsafe extern "C" {
         max_bias: f32,
         logit_softcap: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_flash_attn_ext_set_prec"]
     pub fn ggml_flash_attn_ext_set_prec(a: *mut ggml_tensor, prec: ggml_prec);
+    #[link_name = "smol_ggml_flash_attn_ext_get_prec"]
     pub fn ggml_flash_attn_ext_get_prec(a: *const ggml_tensor) -> ggml_prec;
+    #[link_name = "smol_ggml_flash_attn_ext_set_n_kv_max"]
     pub fn ggml_flash_attn_ext_set_n_kv_max(a: *mut ggml_tensor, n_kv_max: i32);
+    #[link_name = "smol_ggml_flash_attn_ext_add_sinks"]
     pub fn ggml_flash_attn_ext_add_sinks(a: *mut ggml_tensor, sinks: *mut ggml_tensor);
+    #[link_name = "smol_ggml_flash_attn_back"]
     pub fn ggml_flash_attn_back(
         ctx: *mut ggml_context,
         q: *mut ggml_tensor,
@@ -3413,11 +3725,13 @@ unsafe extern "C" {
         d: *mut ggml_tensor,
         masked: bool,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_ssm_conv"]
     pub fn ggml_ssm_conv(
         ctx: *mut ggml_context,
         sx: *mut ggml_tensor,
         c: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_ssm_scan"]
     pub fn ggml_ssm_scan(
         ctx: *mut ggml_context,
         s: *mut ggml_tensor,
@@ -3429,11 +3743,13 @@ unsafe extern "C" {
         ids: *mut ggml_tensor,
         K: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_win_part"]
     pub fn ggml_win_part(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         w: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_win_unpart"]
     pub fn ggml_win_unpart(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3441,34 +3757,40 @@ unsafe extern "C" {
         h0: ::std::os::raw::c_int,
         w: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_unary"]
     pub fn ggml_unary(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         op: ggml_unary_op,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_unary_inplace"]
     pub fn ggml_unary_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         op: ggml_unary_op,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_get_rel_pos"]
     pub fn ggml_get_rel_pos(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         qh: ::std::os::raw::c_int,
         kh: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_add_rel_pos"]
     pub fn ggml_add_rel_pos(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         pw: *mut ggml_tensor,
         ph: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_add_rel_pos_inplace"]
     pub fn ggml_add_rel_pos_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         pw: *mut ggml_tensor,
         ph: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rwkv_wkv6"]
     pub fn ggml_rwkv_wkv6(
         ctx: *mut ggml_context,
         k: *mut ggml_tensor,
@@ -3478,6 +3800,7 @@ unsafe extern "C" {
         td: *mut ggml_tensor,
         state: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_gated_linear_attn"]
     pub fn ggml_gated_linear_attn(
         ctx: *mut ggml_context,
         k: *mut ggml_tensor,
@@ -3487,6 +3810,7 @@ unsafe extern "C" {
         state: *mut ggml_tensor,
         scale: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_rwkv_wkv7"]
     pub fn ggml_rwkv_wkv7(
         ctx: *mut ggml_context,
         r: *mut ggml_tensor,
@@ -3497,6 +3821,7 @@ unsafe extern "C" {
         b: *mut ggml_tensor,
         state: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_solve_tri"]
     pub fn ggml_solve_tri(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3505,6 +3830,7 @@ unsafe extern "C" {
         lower: bool,
         uni: bool,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_gated_delta_net"]
     pub fn ggml_gated_delta_net(
         ctx: *mut ggml_context,
         q: *mut ggml_tensor,
@@ -3515,6 +3841,7 @@ unsafe extern "C" {
         state: *mut ggml_tensor,
         K: i64,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_lightning_indexer"]
     pub fn ggml_lightning_indexer(
         ctx: *mut ggml_context,
         q: *mut ggml_tensor,
@@ -3522,6 +3849,7 @@ unsafe extern "C" {
         weights: *mut ggml_tensor,
         mask: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_dsv4_hc_comb"]
     pub fn ggml_dsv4_hc_comb(
         ctx: *mut ggml_context,
         mixes: *mut ggml_tensor,
@@ -3530,17 +3858,20 @@ unsafe extern "C" {
         eps: f32,
         n_iter: i32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_dsv4_hc_pre"]
     pub fn ggml_dsv4_hc_pre(
         ctx: *mut ggml_context,
         x: *mut ggml_tensor,
         weights: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_dsv4_hc_pre_gated"]
     pub fn ggml_dsv4_hc_pre_gated(
         ctx: *mut ggml_context,
         x: *mut ggml_tensor,
         gate: *mut ggml_tensor,
         scale: f32,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_dsv4_hc_post"]
     pub fn ggml_dsv4_hc_post(
         ctx: *mut ggml_context,
         x: *mut ggml_tensor,
@@ -3548,6 +3879,7 @@ unsafe extern "C" {
         post: *mut ggml_tensor,
         comb: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_top_k_mask"]
     pub fn ggml_top_k_mask(
         ctx: *mut ggml_context,
         mask: *mut ggml_tensor,
@@ -3556,6 +3888,7 @@ unsafe extern "C" {
         blocks: *mut ggml_tensor,
         extra: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_map_custom1"]
     pub fn ggml_map_custom1(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3563,6 +3896,7 @@ unsafe extern "C" {
         n_tasks: ::std::os::raw::c_int,
         userdata: *mut ::std::os::raw::c_void,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_map_custom1_inplace"]
     pub fn ggml_map_custom1_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3570,6 +3904,7 @@ unsafe extern "C" {
         n_tasks: ::std::os::raw::c_int,
         userdata: *mut ::std::os::raw::c_void,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_map_custom2"]
     pub fn ggml_map_custom2(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3578,6 +3913,7 @@ unsafe extern "C" {
         n_tasks: ::std::os::raw::c_int,
         userdata: *mut ::std::os::raw::c_void,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_map_custom2_inplace"]
     pub fn ggml_map_custom2_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3586,6 +3922,7 @@ unsafe extern "C" {
         n_tasks: ::std::os::raw::c_int,
         userdata: *mut ::std::os::raw::c_void,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_map_custom3"]
     pub fn ggml_map_custom3(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3595,6 +3932,7 @@ unsafe extern "C" {
         n_tasks: ::std::os::raw::c_int,
         userdata: *mut ::std::os::raw::c_void,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_map_custom3_inplace"]
     pub fn ggml_map_custom3_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3604,6 +3942,7 @@ unsafe extern "C" {
         n_tasks: ::std::os::raw::c_int,
         userdata: *mut ::std::os::raw::c_void,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_custom_4d"]
     pub fn ggml_custom_4d(
         ctx: *mut ggml_context,
         type_: ggml_type,
@@ -3617,6 +3956,7 @@ unsafe extern "C" {
         n_tasks: ::std::os::raw::c_int,
         userdata: *mut ::std::os::raw::c_void,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_custom_inplace"]
     pub fn ggml_custom_inplace(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3626,17 +3966,20 @@ unsafe extern "C" {
         n_tasks: ::std::os::raw::c_int,
         userdata: *mut ::std::os::raw::c_void,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cross_entropy_loss"]
     pub fn ggml_cross_entropy_loss(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_cross_entropy_loss_back"]
     pub fn ggml_cross_entropy_loss_back(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         b: *mut ggml_tensor,
         c: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_step_adamw"]
     pub fn ggml_opt_step_adamw(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
@@ -3645,73 +3988,103 @@ unsafe extern "C" {
         v: *mut ggml_tensor,
         adamw_params: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_step_sgd"]
     pub fn ggml_opt_step_sgd(
         ctx: *mut ggml_context,
         a: *mut ggml_tensor,
         grad: *mut ggml_tensor,
         sgd_params: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_build_forward_select"]
     pub fn ggml_build_forward_select(
         cgraph: *mut ggml_cgraph,
         tensors: *mut *mut ggml_tensor,
         n_tensors: ::std::os::raw::c_int,
         idx: ::std::os::raw::c_int,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_build_forward_expand"]
     pub fn ggml_build_forward_expand(cgraph: *mut ggml_cgraph, tensor: *mut ggml_tensor);
+    #[link_name = "smol_ggml_build_forward_order"]
     pub fn ggml_build_forward_order(cgraph: *mut ggml_cgraph, tensor: *mut ggml_tensor);
+    #[link_name = "smol_ggml_build_backward_expand"]
     pub fn ggml_build_backward_expand(
         ctx: *mut ggml_context,
         cgraph: *mut ggml_cgraph,
         grad_accs: *mut *mut ggml_tensor,
     );
+    #[link_name = "smol_ggml_new_graph"]
     pub fn ggml_new_graph(ctx: *mut ggml_context) -> *mut ggml_cgraph;
+    #[link_name = "smol_ggml_new_graph_custom"]
     pub fn ggml_new_graph_custom(
         ctx: *mut ggml_context,
         size: usize,
         grads: bool,
     ) -> *mut ggml_cgraph;
+    #[link_name = "smol_ggml_graph_dup"]
     pub fn ggml_graph_dup(
         ctx: *mut ggml_context,
         cgraph: *mut ggml_cgraph,
         force_grads: bool,
     ) -> *mut ggml_cgraph;
+    #[link_name = "smol_ggml_graph_cpy"]
     pub fn ggml_graph_cpy(src: *mut ggml_cgraph, dst: *mut ggml_cgraph);
+    #[link_name = "smol_ggml_graph_reset"]
     pub fn ggml_graph_reset(cgraph: *mut ggml_cgraph);
+    #[link_name = "smol_ggml_graph_clear"]
     pub fn ggml_graph_clear(cgraph: *mut ggml_cgraph);
+    #[link_name = "smol_ggml_graph_size"]
     pub fn ggml_graph_size(cgraph: *mut ggml_cgraph) -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_graph_node"]
     pub fn ggml_graph_node(cgraph: *mut ggml_cgraph, i: ::std::os::raw::c_int) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_graph_nodes"]
     pub fn ggml_graph_nodes(cgraph: *mut ggml_cgraph) -> *mut *mut ggml_tensor;
+    #[link_name = "smol_ggml_graph_n_nodes"]
     pub fn ggml_graph_n_nodes(cgraph: *mut ggml_cgraph) -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_graph_add_node"]
     pub fn ggml_graph_add_node(cgraph: *mut ggml_cgraph, tensor: *mut ggml_tensor);
+    #[link_name = "smol_ggml_graph_overhead"]
     pub fn ggml_graph_overhead() -> usize;
+    #[link_name = "smol_ggml_graph_overhead_custom"]
     pub fn ggml_graph_overhead_custom(size: usize, grads: bool) -> usize;
+    #[link_name = "smol_ggml_graph_get_tensor"]
     pub fn ggml_graph_get_tensor(
         cgraph: *const ggml_cgraph,
         name: *const ::std::os::raw::c_char,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_graph_get_grad"]
     pub fn ggml_graph_get_grad(
         cgraph: *const ggml_cgraph,
         node: *const ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_graph_get_grad_acc"]
     pub fn ggml_graph_get_grad_acc(
         cgraph: *const ggml_cgraph,
         node: *const ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_graph_print"]
     pub fn ggml_graph_print(cgraph: *const ggml_cgraph);
+    #[link_name = "smol_ggml_graph_dump_dot"]
     pub fn ggml_graph_dump_dot(
         gb: *const ggml_cgraph,
         cgraph: *const ggml_cgraph,
         filename: *const ::std::os::raw::c_char,
     );
+    #[link_name = "smol_ggml_log_get"]
     pub fn ggml_log_get(
         log_callback: *mut ggml_log_callback,
         user_data: *mut *mut ::std::os::raw::c_void,
     );
+    #[link_name = "smol_ggml_log_set"]
     pub fn ggml_log_set(log_callback: ggml_log_callback, user_data: *mut ::std::os::raw::c_void);
+    #[link_name = "smol_ggml_set_zero"]
     pub fn ggml_set_zero(tensor: *mut ggml_tensor) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_quantize_init"]
     pub fn ggml_quantize_init(type_: ggml_type);
+    #[link_name = "smol_ggml_quantize_free"]
     pub fn ggml_quantize_free();
+    #[link_name = "smol_ggml_quantize_requires_imatrix"]
     pub fn ggml_quantize_requires_imatrix(type_: ggml_type) -> bool;
+    #[link_name = "smol_ggml_quantize_chunk"]
     pub fn ggml_quantize_chunk(
         type_: ggml_type,
         src: *const f32,
@@ -3721,27 +4094,38 @@ unsafe extern "C" {
         n_per_row: i64,
         imatrix: *const f32,
     ) -> usize;
+    #[link_name = "smol_ggml_get_type_traits"]
     pub fn ggml_get_type_traits(type_: ggml_type) -> *const ggml_type_traits;
+    #[link_name = "smol_ggml_threadpool_params_default"]
     pub fn ggml_threadpool_params_default(
         n_threads: ::std::os::raw::c_int,
     ) -> ggml_threadpool_params;
+    #[link_name = "smol_ggml_threadpool_params_init"]
     pub fn ggml_threadpool_params_init(
         p: *mut ggml_threadpool_params,
         n_threads: ::std::os::raw::c_int,
     );
+    #[link_name = "smol_ggml_threadpool_params_match"]
     pub fn ggml_threadpool_params_match(
         p0: *const ggml_threadpool_params,
         p1: *const ggml_threadpool_params,
     ) -> bool;
+    #[link_name = "smol_ggml_tallocr_new"]
     pub fn ggml_tallocr_new(buffer: ggml_backend_buffer_t) -> ggml_tallocr;
+    #[link_name = "smol_ggml_tallocr_alloc"]
     pub fn ggml_tallocr_alloc(talloc: *mut ggml_tallocr, tensor: *mut ggml_tensor) -> ggml_status;
+    #[link_name = "smol_ggml_gallocr_new"]
     pub fn ggml_gallocr_new(buft: ggml_backend_buffer_type_t) -> ggml_gallocr_t;
+    #[link_name = "smol_ggml_gallocr_new_n"]
     pub fn ggml_gallocr_new_n(
         bufts: *mut ggml_backend_buffer_type_t,
         n_bufs: ::std::os::raw::c_int,
     ) -> ggml_gallocr_t;
+    #[link_name = "smol_ggml_gallocr_free"]
     pub fn ggml_gallocr_free(galloc: ggml_gallocr_t);
+    #[link_name = "smol_ggml_gallocr_reserve"]
     pub fn ggml_gallocr_reserve(galloc: ggml_gallocr_t, graph: *mut ggml_cgraph) -> bool;
+    #[link_name = "smol_ggml_gallocr_reserve_n_size"]
     pub fn ggml_gallocr_reserve_n_size(
         galloc: ggml_gallocr_t,
         graph: *mut ggml_cgraph,
@@ -3749,100 +4133,139 @@ unsafe extern "C" {
         leaf_buffer_ids: *const ::std::os::raw::c_int,
         sizes: *mut usize,
     );
+    #[link_name = "smol_ggml_gallocr_reserve_n"]
     pub fn ggml_gallocr_reserve_n(
         galloc: ggml_gallocr_t,
         graph: *mut ggml_cgraph,
         node_buffer_ids: *const ::std::os::raw::c_int,
         leaf_buffer_ids: *const ::std::os::raw::c_int,
     ) -> bool;
+    #[link_name = "smol_ggml_gallocr_alloc_graph"]
     pub fn ggml_gallocr_alloc_graph(galloc: ggml_gallocr_t, graph: *mut ggml_cgraph) -> bool;
+    #[link_name = "smol_ggml_gallocr_get_buffer_size"]
     pub fn ggml_gallocr_get_buffer_size(
         galloc: ggml_gallocr_t,
         buffer_id: ::std::os::raw::c_int,
     ) -> usize;
+    #[link_name = "smol_ggml_backend_alloc_ctx_tensors_from_buft_size"]
     pub fn ggml_backend_alloc_ctx_tensors_from_buft_size(
         ctx: *mut ggml_context,
         buft: ggml_backend_buffer_type_t,
     ) -> usize;
+    #[link_name = "smol_ggml_backend_alloc_ctx_tensors_from_buft"]
     pub fn ggml_backend_alloc_ctx_tensors_from_buft(
         ctx: *mut ggml_context,
         buft: ggml_backend_buffer_type_t,
     ) -> *mut ggml_backend_buffer;
+    #[link_name = "smol_ggml_backend_alloc_ctx_tensors"]
     pub fn ggml_backend_alloc_ctx_tensors(
         ctx: *mut ggml_context,
         backend: ggml_backend_t,
     ) -> *mut ggml_backend_buffer;
+    #[link_name = "smol_ggml_backend_buft_name"]
     pub fn ggml_backend_buft_name(
         buft: ggml_backend_buffer_type_t,
     ) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_backend_buft_alloc_buffer"]
     pub fn ggml_backend_buft_alloc_buffer(
         buft: ggml_backend_buffer_type_t,
         size: usize,
     ) -> ggml_backend_buffer_t;
+    #[link_name = "smol_ggml_backend_buft_alloc_buffer_n"]
     pub fn ggml_backend_buft_alloc_buffer_n(
         buft: ggml_backend_buffer_type_t,
         tensors: *mut *mut ggml_tensor,
         n_tensors: ::std::os::raw::c_int,
     ) -> ggml_backend_buffer_t;
+    #[link_name = "smol_ggml_backend_buft_get_alignment"]
     pub fn ggml_backend_buft_get_alignment(buft: ggml_backend_buffer_type_t) -> usize;
+    #[link_name = "smol_ggml_backend_buft_get_max_size"]
     pub fn ggml_backend_buft_get_max_size(buft: ggml_backend_buffer_type_t) -> usize;
+    #[link_name = "smol_ggml_backend_buft_get_alloc_size"]
     pub fn ggml_backend_buft_get_alloc_size(
         buft: ggml_backend_buffer_type_t,
         tensor: *const ggml_tensor,
     ) -> usize;
+    #[link_name = "smol_ggml_backend_buft_get_alloc_size_n"]
     pub fn ggml_backend_buft_get_alloc_size_n(
         buft: ggml_backend_buffer_type_t,
         tensors: *mut *mut ggml_tensor,
         n_tensors: ::std::os::raw::c_int,
     ) -> usize;
+    #[link_name = "smol_ggml_backend_buft_is_host"]
     pub fn ggml_backend_buft_is_host(buft: ggml_backend_buffer_type_t) -> bool;
+    #[link_name = "smol_ggml_backend_buft_get_device"]
     pub fn ggml_backend_buft_get_device(buft: ggml_backend_buffer_type_t) -> ggml_backend_dev_t;
+    #[link_name = "smol_ggml_backend_buffer_name"]
     pub fn ggml_backend_buffer_name(buffer: ggml_backend_buffer_t)
     -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_backend_buffer_free"]
     pub fn ggml_backend_buffer_free(buffer: ggml_backend_buffer_t);
+    #[link_name = "smol_ggml_backend_buffer_get_base"]
     pub fn ggml_backend_buffer_get_base(
         buffer: ggml_backend_buffer_t,
     ) -> *mut ::std::os::raw::c_void;
+    #[link_name = "smol_ggml_backend_buffer_get_size"]
     pub fn ggml_backend_buffer_get_size(buffer: ggml_backend_buffer_t) -> usize;
+    #[link_name = "smol_ggml_backend_buffer_init_tensor"]
     pub fn ggml_backend_buffer_init_tensor(
         buffer: ggml_backend_buffer_t,
         tensor: *mut ggml_tensor,
     ) -> ggml_status;
+    #[link_name = "smol_ggml_backend_buffer_get_alignment"]
     pub fn ggml_backend_buffer_get_alignment(buffer: ggml_backend_buffer_t) -> usize;
+    #[link_name = "smol_ggml_backend_buffer_get_max_size"]
     pub fn ggml_backend_buffer_get_max_size(buffer: ggml_backend_buffer_t) -> usize;
+    #[link_name = "smol_ggml_backend_buffer_get_alloc_size"]
     pub fn ggml_backend_buffer_get_alloc_size(
         buffer: ggml_backend_buffer_t,
         tensor: *const ggml_tensor,
     ) -> usize;
+    #[link_name = "smol_ggml_backend_buffer_clear"]
     pub fn ggml_backend_buffer_clear(buffer: ggml_backend_buffer_t, value: u8);
+    #[link_name = "smol_ggml_backend_buffer_is_host"]
     pub fn ggml_backend_buffer_is_host(buffer: ggml_backend_buffer_t) -> bool;
+    #[link_name = "smol_ggml_backend_buffer_set_usage"]
     pub fn ggml_backend_buffer_set_usage(
         buffer: ggml_backend_buffer_t,
         usage: ggml_backend_buffer_usage,
     );
+    #[link_name = "smol_ggml_backend_buffer_get_usage"]
     pub fn ggml_backend_buffer_get_usage(
         buffer: ggml_backend_buffer_t,
     ) -> ggml_backend_buffer_usage;
+    #[link_name = "smol_ggml_backend_buffer_get_type"]
     pub fn ggml_backend_buffer_get_type(
         buffer: ggml_backend_buffer_t,
     ) -> ggml_backend_buffer_type_t;
+    #[link_name = "smol_ggml_backend_buffer_reset"]
     pub fn ggml_backend_buffer_reset(buffer: ggml_backend_buffer_t);
+    #[link_name = "smol_ggml_backend_tensor_copy"]
     pub fn ggml_backend_tensor_copy(src: *const ggml_tensor, dst: *mut ggml_tensor);
+    #[link_name = "smol_ggml_backend_tensor_copy_n"]
     pub fn ggml_backend_tensor_copy_n(
         srcs: *const *const ggml_tensor,
         dsts: *const *mut ggml_tensor,
         n_tensors: usize,
     );
+    #[link_name = "smol_ggml_backend_guid"]
     pub fn ggml_backend_guid(backend: ggml_backend_t) -> ggml_guid_t;
+    #[link_name = "smol_ggml_backend_name"]
     pub fn ggml_backend_name(backend: ggml_backend_t) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_backend_free"]
     pub fn ggml_backend_free(backend: ggml_backend_t);
+    #[link_name = "smol_ggml_backend_get_default_buffer_type"]
     pub fn ggml_backend_get_default_buffer_type(
         backend: ggml_backend_t,
     ) -> ggml_backend_buffer_type_t;
+    #[link_name = "smol_ggml_backend_alloc_buffer"]
     pub fn ggml_backend_alloc_buffer(backend: ggml_backend_t, size: usize)
     -> ggml_backend_buffer_t;
+    #[link_name = "smol_ggml_backend_get_alignment"]
     pub fn ggml_backend_get_alignment(backend: ggml_backend_t) -> usize;
+    #[link_name = "smol_ggml_backend_get_max_size"]
     pub fn ggml_backend_get_max_size(backend: ggml_backend_t) -> usize;
+    #[link_name = "smol_ggml_backend_tensor_set_async"]
     pub fn ggml_backend_tensor_set_async(
         backend: ggml_backend_t,
         tensor: *mut ggml_tensor,
@@ -3850,6 +4273,7 @@ unsafe extern "C" {
         offset: usize,
         size: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_get_async"]
     pub fn ggml_backend_tensor_get_async(
         backend: ggml_backend_t,
         tensor: *const ggml_tensor,
@@ -3857,6 +4281,7 @@ unsafe extern "C" {
         offset: usize,
         size: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_set_2d_async"]
     pub fn ggml_backend_tensor_set_2d_async(
         backend: ggml_backend_t,
         tensor: *mut ggml_tensor,
@@ -3867,6 +4292,7 @@ unsafe extern "C" {
         stride_tensor: usize,
         stride_data: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_get_2d_async"]
     pub fn ggml_backend_tensor_get_2d_async(
         backend: ggml_backend_t,
         tensor: *const ggml_tensor,
@@ -3877,18 +4303,21 @@ unsafe extern "C" {
         stride_tensor: usize,
         stride_data: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_set"]
     pub fn ggml_backend_tensor_set(
         tensor: *mut ggml_tensor,
         data: *const ::std::os::raw::c_void,
         offset: usize,
         size: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_get"]
     pub fn ggml_backend_tensor_get(
         tensor: *const ggml_tensor,
         data: *mut ::std::os::raw::c_void,
         offset: usize,
         size: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_set_2d"]
     pub fn ggml_backend_tensor_set_2d(
         tensor: *mut ggml_tensor,
         data: *const ::std::os::raw::c_void,
@@ -3898,6 +4327,7 @@ unsafe extern "C" {
         stride_tensor: usize,
         stride_data: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_get_2d"]
     pub fn ggml_backend_tensor_get_2d(
         tensor: *const ggml_tensor,
         data: *mut ::std::os::raw::c_void,
@@ -3907,6 +4337,7 @@ unsafe extern "C" {
         stride_tensor: usize,
         stride_data: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_set_n"]
     pub fn ggml_backend_tensor_set_n(
         tensors: *const *mut ggml_tensor,
         data: *const ::std::os::raw::c_void,
@@ -3915,6 +4346,7 @@ unsafe extern "C" {
         data_offsets: *const usize,
         n_tensors: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_get_n"]
     pub fn ggml_backend_tensor_get_n(
         tensors: *const *const ggml_tensor,
         data: *mut ::std::os::raw::c_void,
@@ -3923,109 +4355,160 @@ unsafe extern "C" {
         data_offsets: *const usize,
         n_tensors: usize,
     );
+    #[link_name = "smol_ggml_backend_tensor_memset"]
     pub fn ggml_backend_tensor_memset(
         tensor: *mut ggml_tensor,
         value: u8,
         offset: usize,
         size: usize,
     );
+    #[link_name = "smol_ggml_backend_synchronize"]
     pub fn ggml_backend_synchronize(backend: ggml_backend_t);
+    #[link_name = "smol_ggml_backend_graph_plan_create"]
     pub fn ggml_backend_graph_plan_create(
         backend: ggml_backend_t,
         cgraph: *mut ggml_cgraph,
     ) -> ggml_backend_graph_plan_t;
+    #[link_name = "smol_ggml_backend_graph_plan_free"]
     pub fn ggml_backend_graph_plan_free(backend: ggml_backend_t, plan: ggml_backend_graph_plan_t);
+    #[link_name = "smol_ggml_backend_graph_plan_compute"]
     pub fn ggml_backend_graph_plan_compute(
         backend: ggml_backend_t,
         plan: ggml_backend_graph_plan_t,
     ) -> ggml_status;
+    #[link_name = "smol_ggml_backend_graph_compute"]
     pub fn ggml_backend_graph_compute(
         backend: ggml_backend_t,
         cgraph: *mut ggml_cgraph,
     ) -> ggml_status;
+    #[link_name = "smol_ggml_backend_graph_compute_async"]
     pub fn ggml_backend_graph_compute_async(
         backend: ggml_backend_t,
         cgraph: *mut ggml_cgraph,
     ) -> ggml_status;
+    #[link_name = "smol_ggml_backend_supports_op"]
     pub fn ggml_backend_supports_op(backend: ggml_backend_t, op: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_backend_supports_buft"]
     pub fn ggml_backend_supports_buft(
         backend: ggml_backend_t,
         buft: ggml_backend_buffer_type_t,
     ) -> bool;
+    #[link_name = "smol_ggml_backend_offload_op"]
     pub fn ggml_backend_offload_op(backend: ggml_backend_t, op: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_backend_tensor_copy_async"]
     pub fn ggml_backend_tensor_copy_async(
         backend_src: ggml_backend_t,
         backend_dst: ggml_backend_t,
         src: *const ggml_tensor,
         dst: *mut ggml_tensor,
     );
+    #[link_name = "smol_ggml_backend_get_device"]
     pub fn ggml_backend_get_device(backend: ggml_backend_t) -> ggml_backend_dev_t;
+    #[link_name = "smol_ggml_backend_event_new"]
     pub fn ggml_backend_event_new(device: ggml_backend_dev_t) -> ggml_backend_event_t;
+    #[link_name = "smol_ggml_backend_event_free"]
     pub fn ggml_backend_event_free(event: ggml_backend_event_t);
+    #[link_name = "smol_ggml_backend_event_record"]
     pub fn ggml_backend_event_record(event: ggml_backend_event_t, backend: ggml_backend_t);
+    #[link_name = "smol_ggml_backend_event_synchronize"]
     pub fn ggml_backend_event_synchronize(event: ggml_backend_event_t);
+    #[link_name = "smol_ggml_backend_event_wait"]
     pub fn ggml_backend_event_wait(backend: ggml_backend_t, event: ggml_backend_event_t);
+    #[link_name = "smol_ggml_backend_dev_name"]
     pub fn ggml_backend_dev_name(device: ggml_backend_dev_t) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_backend_dev_description"]
     pub fn ggml_backend_dev_description(
         device: ggml_backend_dev_t,
     ) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_backend_dev_memory"]
     pub fn ggml_backend_dev_memory(device: ggml_backend_dev_t, free: *mut usize, total: *mut usize);
+    #[link_name = "smol_ggml_backend_dev_type"]
     pub fn ggml_backend_dev_type(device: ggml_backend_dev_t) -> ggml_backend_dev_type;
+    #[link_name = "smol_ggml_backend_dev_get_props"]
     pub fn ggml_backend_dev_get_props(
         device: ggml_backend_dev_t,
         props: *mut ggml_backend_dev_props,
     );
+    #[link_name = "smol_ggml_backend_dev_backend_reg"]
     pub fn ggml_backend_dev_backend_reg(device: ggml_backend_dev_t) -> ggml_backend_reg_t;
+    #[link_name = "smol_ggml_backend_dev_init"]
     pub fn ggml_backend_dev_init(
         device: ggml_backend_dev_t,
         params: *const ::std::os::raw::c_char,
     ) -> ggml_backend_t;
+    #[link_name = "smol_ggml_backend_dev_buffer_type"]
     pub fn ggml_backend_dev_buffer_type(device: ggml_backend_dev_t) -> ggml_backend_buffer_type_t;
+    #[link_name = "smol_ggml_backend_dev_host_buffer_type"]
     pub fn ggml_backend_dev_host_buffer_type(
         device: ggml_backend_dev_t,
     ) -> ggml_backend_buffer_type_t;
+    #[link_name = "smol_ggml_backend_dev_buffer_from_host_ptr"]
     pub fn ggml_backend_dev_buffer_from_host_ptr(
         device: ggml_backend_dev_t,
         ptr: *mut ::std::os::raw::c_void,
         size: usize,
         max_tensor_size: usize,
     ) -> ggml_backend_buffer_t;
+    #[link_name = "smol_ggml_backend_dev_supports_op"]
     pub fn ggml_backend_dev_supports_op(device: ggml_backend_dev_t, op: *const ggml_tensor)
     -> bool;
+    #[link_name = "smol_ggml_backend_dev_supports_buft"]
     pub fn ggml_backend_dev_supports_buft(
         device: ggml_backend_dev_t,
         buft: ggml_backend_buffer_type_t,
     ) -> bool;
+    #[link_name = "smol_ggml_backend_dev_offload_op"]
     pub fn ggml_backend_dev_offload_op(device: ggml_backend_dev_t, op: *const ggml_tensor) -> bool;
+    #[link_name = "smol_ggml_backend_reg_name"]
     pub fn ggml_backend_reg_name(reg: ggml_backend_reg_t) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_backend_reg_dev_count"]
     pub fn ggml_backend_reg_dev_count(reg: ggml_backend_reg_t) -> usize;
+    #[link_name = "smol_ggml_backend_reg_dev_get"]
     pub fn ggml_backend_reg_dev_get(reg: ggml_backend_reg_t, index: usize) -> ggml_backend_dev_t;
+    #[link_name = "smol_ggml_backend_reg_get_proc_address"]
     pub fn ggml_backend_reg_get_proc_address(
         reg: ggml_backend_reg_t,
         name: *const ::std::os::raw::c_char,
     ) -> *mut ::std::os::raw::c_void;
+    #[link_name = "smol_ggml_backend_register"]
     pub fn ggml_backend_register(reg: ggml_backend_reg_t);
+    #[link_name = "smol_ggml_backend_device_register"]
     pub fn ggml_backend_device_register(device: ggml_backend_dev_t);
+    #[link_name = "smol_ggml_backend_reg_count"]
     pub fn ggml_backend_reg_count() -> usize;
+    #[link_name = "smol_ggml_backend_reg_get"]
     pub fn ggml_backend_reg_get(index: usize) -> ggml_backend_reg_t;
+    #[link_name = "smol_ggml_backend_reg_by_name"]
     pub fn ggml_backend_reg_by_name(name: *const ::std::os::raw::c_char) -> ggml_backend_reg_t;
+    #[link_name = "smol_ggml_backend_dev_count"]
     pub fn ggml_backend_dev_count() -> usize;
+    #[link_name = "smol_ggml_backend_dev_get"]
     pub fn ggml_backend_dev_get(index: usize) -> ggml_backend_dev_t;
+    #[link_name = "smol_ggml_backend_dev_by_name"]
     pub fn ggml_backend_dev_by_name(name: *const ::std::os::raw::c_char) -> ggml_backend_dev_t;
+    #[link_name = "smol_ggml_backend_dev_by_type"]
     pub fn ggml_backend_dev_by_type(type_: ggml_backend_dev_type) -> ggml_backend_dev_t;
+    #[link_name = "smol_ggml_backend_init_by_name"]
     pub fn ggml_backend_init_by_name(
         name: *const ::std::os::raw::c_char,
         params: *const ::std::os::raw::c_char,
     ) -> ggml_backend_t;
+    #[link_name = "smol_ggml_backend_init_by_type"]
     pub fn ggml_backend_init_by_type(
         type_: ggml_backend_dev_type,
         params: *const ::std::os::raw::c_char,
     ) -> ggml_backend_t;
+    #[link_name = "smol_ggml_backend_init_best"]
     pub fn ggml_backend_init_best() -> ggml_backend_t;
+    #[link_name = "smol_ggml_backend_load"]
     pub fn ggml_backend_load(path: *const ::std::os::raw::c_char) -> ggml_backend_reg_t;
+    #[link_name = "smol_ggml_backend_unload"]
     pub fn ggml_backend_unload(reg: ggml_backend_reg_t);
+    #[link_name = "smol_ggml_backend_load_all"]
     pub fn ggml_backend_load_all();
+    #[link_name = "smol_ggml_backend_load_all_from_path"]
     pub fn ggml_backend_load_all_from_path(dir_path: *const ::std::os::raw::c_char);
+    #[link_name = "smol_ggml_backend_sched_new"]
     pub fn ggml_backend_sched_new(
         backends: *mut ggml_backend_t,
         bufts: *mut ggml_backend_buffer_type_t,
@@ -4034,84 +4517,109 @@ unsafe extern "C" {
         parallel: bool,
         op_offload: bool,
     ) -> ggml_backend_sched_t;
+    #[link_name = "smol_ggml_backend_sched_free"]
     pub fn ggml_backend_sched_free(sched: ggml_backend_sched_t);
+    #[link_name = "smol_ggml_backend_sched_reserve_size"]
     pub fn ggml_backend_sched_reserve_size(
         sched: ggml_backend_sched_t,
         measure_graph: *mut ggml_cgraph,
         sizes: *mut usize,
     );
+    #[link_name = "smol_ggml_backend_sched_reserve"]
     pub fn ggml_backend_sched_reserve(
         sched: ggml_backend_sched_t,
         measure_graph: *mut ggml_cgraph,
     ) -> bool;
+    #[link_name = "smol_ggml_backend_sched_get_n_backends"]
     pub fn ggml_backend_sched_get_n_backends(sched: ggml_backend_sched_t) -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_backend_sched_get_backend"]
     pub fn ggml_backend_sched_get_backend(
         sched: ggml_backend_sched_t,
         i: ::std::os::raw::c_int,
     ) -> ggml_backend_t;
+    #[link_name = "smol_ggml_backend_sched_get_n_splits"]
     pub fn ggml_backend_sched_get_n_splits(sched: ggml_backend_sched_t) -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_backend_sched_get_n_copies"]
     pub fn ggml_backend_sched_get_n_copies(sched: ggml_backend_sched_t) -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_backend_sched_get_buffer_type"]
     pub fn ggml_backend_sched_get_buffer_type(
         sched: ggml_backend_sched_t,
         backend: ggml_backend_t,
     ) -> ggml_backend_buffer_type_t;
+    #[link_name = "smol_ggml_backend_sched_get_buffer_size"]
     pub fn ggml_backend_sched_get_buffer_size(
         sched: ggml_backend_sched_t,
         backend: ggml_backend_t,
     ) -> usize;
+    #[link_name = "smol_ggml_backend_sched_set_tensor_backend"]
     pub fn ggml_backend_sched_set_tensor_backend(
         sched: ggml_backend_sched_t,
         node: *mut ggml_tensor,
         backend: ggml_backend_t,
     );
+    #[link_name = "smol_ggml_backend_sched_get_tensor_backend"]
     pub fn ggml_backend_sched_get_tensor_backend(
         sched: ggml_backend_sched_t,
         node: *mut ggml_tensor,
     ) -> ggml_backend_t;
+    #[link_name = "smol_ggml_backend_sched_split_graph"]
     pub fn ggml_backend_sched_split_graph(sched: ggml_backend_sched_t, graph: *mut ggml_cgraph);
+    #[link_name = "smol_ggml_backend_sched_alloc_graph"]
     pub fn ggml_backend_sched_alloc_graph(
         sched: ggml_backend_sched_t,
         graph: *mut ggml_cgraph,
     ) -> bool;
+    #[link_name = "smol_ggml_backend_sched_graph_compute"]
     pub fn ggml_backend_sched_graph_compute(
         sched: ggml_backend_sched_t,
         graph: *mut ggml_cgraph,
     ) -> ggml_status;
+    #[link_name = "smol_ggml_backend_sched_graph_compute_async"]
     pub fn ggml_backend_sched_graph_compute_async(
         sched: ggml_backend_sched_t,
         graph: *mut ggml_cgraph,
     ) -> ggml_status;
+    #[link_name = "smol_ggml_backend_sched_synchronize"]
     pub fn ggml_backend_sched_synchronize(sched: ggml_backend_sched_t);
+    #[link_name = "smol_ggml_backend_sched_reset"]
     pub fn ggml_backend_sched_reset(sched: ggml_backend_sched_t);
+    #[link_name = "smol_ggml_backend_sched_set_eval_callback"]
     pub fn ggml_backend_sched_set_eval_callback(
         sched: ggml_backend_sched_t,
         callback: ggml_backend_sched_eval_callback,
         user_data: *mut ::std::os::raw::c_void,
     );
+    #[link_name = "smol_ggml_backend_sched_set_copy_callback"]
     pub fn ggml_backend_sched_set_copy_callback(
         sched: ggml_backend_sched_t,
         callback: ggml_backend_sched_copy_callback,
         user_data: *mut ::std::os::raw::c_void,
     );
+    #[link_name = "smol_ggml_backend_sched_set_realloc_callback"]
     pub fn ggml_backend_sched_set_realloc_callback(
         sched: ggml_backend_sched_t,
         callback: ggml_backend_sched_realloc_callback,
         user_data: *mut ::std::os::raw::c_void,
     );
+    #[link_name = "smol_ggml_backend_meta_split_axis_name"]
     pub fn ggml_backend_meta_split_axis_name(
         split_axis: ggml_backend_meta_split_axis,
     ) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_backend_meta_device"]
     pub fn ggml_backend_meta_device(
         devs: *mut ggml_backend_dev_t,
         n_devs: usize,
         get_split_state: ggml_backend_meta_get_split_state_t,
         get_split_state_ud: *mut ::std::os::raw::c_void,
     ) -> ggml_backend_dev_t;
+    #[link_name = "smol_ggml_backend_graph_copy"]
     pub fn ggml_backend_graph_copy(
         backend: ggml_backend_t,
         graph: *mut ggml_cgraph,
     ) -> ggml_backend_graph_copy;
+    #[link_name = "smol_ggml_backend_graph_copy_free"]
     pub fn ggml_backend_graph_copy_free(copy: ggml_backend_graph_copy);
+    #[link_name = "smol_ggml_backend_compare_graph_backend"]
     pub fn ggml_backend_compare_graph_backend(
         backend1: ggml_backend_t,
         backend2: ggml_backend_t,
@@ -4121,25 +4629,38 @@ unsafe extern "C" {
         test_nodes: *const *const ggml_tensor,
         num_test_nodes: usize,
     ) -> bool;
+    #[link_name = "smol_ggml_backend_tensor_alloc"]
     pub fn ggml_backend_tensor_alloc(
         buffer: ggml_backend_buffer_t,
         tensor: *mut ggml_tensor,
         addr: *mut ::std::os::raw::c_void,
     ) -> ggml_status;
+    #[link_name = "smol_ggml_backend_view_init"]
     pub fn ggml_backend_view_init(tensor: *mut ggml_tensor) -> ggml_status;
+    #[link_name = "smol_ggml_backend_cpu_buffer_from_ptr"]
     pub fn ggml_backend_cpu_buffer_from_ptr(
         ptr: *mut ::std::os::raw::c_void,
         size: usize,
     ) -> ggml_backend_buffer_t;
+    #[link_name = "smol_ggml_backend_cpu_buffer_type"]
     pub fn ggml_backend_cpu_buffer_type() -> ggml_backend_buffer_type_t;
+    #[link_name = "smol_ggml_numa_init"]
     pub fn ggml_numa_init(numa: ggml_numa_strategy);
+    #[link_name = "smol_ggml_is_numa"]
     pub fn ggml_is_numa() -> bool;
+    #[link_name = "smol_ggml_new_i32"]
     pub fn ggml_new_i32(ctx: *mut ggml_context, value: i32) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_new_f32"]
     pub fn ggml_new_f32(ctx: *mut ggml_context, value: f32) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set_i32"]
     pub fn ggml_set_i32(tensor: *mut ggml_tensor, value: i32) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_set_f32"]
     pub fn ggml_set_f32(tensor: *mut ggml_tensor, value: f32) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_get_i32_1d"]
     pub fn ggml_get_i32_1d(tensor: *const ggml_tensor, i: ::std::os::raw::c_int) -> i32;
+    #[link_name = "smol_ggml_set_i32_1d"]
     pub fn ggml_set_i32_1d(tensor: *const ggml_tensor, i: ::std::os::raw::c_int, value: i32);
+    #[link_name = "smol_ggml_get_i32_nd"]
     pub fn ggml_get_i32_nd(
         tensor: *const ggml_tensor,
         i0: ::std::os::raw::c_int,
@@ -4147,6 +4668,7 @@ unsafe extern "C" {
         i2: ::std::os::raw::c_int,
         i3: ::std::os::raw::c_int,
     ) -> i32;
+    #[link_name = "smol_ggml_set_i32_nd"]
     pub fn ggml_set_i32_nd(
         tensor: *const ggml_tensor,
         i0: ::std::os::raw::c_int,
@@ -4155,8 +4677,11 @@ unsafe extern "C" {
         i3: ::std::os::raw::c_int,
         value: i32,
     );
+    #[link_name = "smol_ggml_get_f32_1d"]
     pub fn ggml_get_f32_1d(tensor: *const ggml_tensor, i: ::std::os::raw::c_int) -> f32;
+    #[link_name = "smol_ggml_set_f32_1d"]
     pub fn ggml_set_f32_1d(tensor: *const ggml_tensor, i: ::std::os::raw::c_int, value: f32);
+    #[link_name = "smol_ggml_get_f32_nd"]
     pub fn ggml_get_f32_nd(
         tensor: *const ggml_tensor,
         i0: ::std::os::raw::c_int,
@@ -4164,6 +4689,7 @@ unsafe extern "C" {
         i2: ::std::os::raw::c_int,
         i3: ::std::os::raw::c_int,
     ) -> f32;
+    #[link_name = "smol_ggml_set_f32_nd"]
     pub fn ggml_set_f32_nd(
         tensor: *const ggml_tensor,
         i0: ::std::os::raw::c_int,
@@ -4172,76 +4698,128 @@ unsafe extern "C" {
         i3: ::std::os::raw::c_int,
         value: f32,
     );
+    #[link_name = "smol_ggml_threadpool_new"]
     pub fn ggml_threadpool_new(params: *mut ggml_threadpool_params) -> *mut ggml_threadpool;
+    #[link_name = "smol_ggml_threadpool_free"]
     pub fn ggml_threadpool_free(threadpool: *mut ggml_threadpool);
+    #[link_name = "smol_ggml_threadpool_get_n_threads"]
     pub fn ggml_threadpool_get_n_threads(threadpool: *mut ggml_threadpool)
     -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_threadpool_pause"]
     pub fn ggml_threadpool_pause(threadpool: *mut ggml_threadpool);
+    #[link_name = "smol_ggml_threadpool_resume"]
     pub fn ggml_threadpool_resume(threadpool: *mut ggml_threadpool);
+    #[link_name = "smol_ggml_graph_plan"]
     pub fn ggml_graph_plan(
         cgraph: *const ggml_cgraph,
         n_threads: ::std::os::raw::c_int,
         threadpool: *mut ggml_threadpool,
     ) -> ggml_cplan;
+    #[link_name = "smol_ggml_graph_compute"]
     pub fn ggml_graph_compute(cgraph: *mut ggml_cgraph, cplan: *mut ggml_cplan) -> ggml_status;
+    #[link_name = "smol_ggml_graph_compute_with_ctx"]
     pub fn ggml_graph_compute_with_ctx(
         ctx: *mut ggml_context,
         cgraph: *mut ggml_cgraph,
         n_threads: ::std::os::raw::c_int,
     ) -> ggml_status;
+    #[link_name = "smol_ggml_cpu_has_sse3"]
     pub fn ggml_cpu_has_sse3() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_ssse3"]
     pub fn ggml_cpu_has_ssse3() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_avx"]
     pub fn ggml_cpu_has_avx() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_avx_vnni"]
     pub fn ggml_cpu_has_avx_vnni() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_avx2"]
     pub fn ggml_cpu_has_avx2() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_bmi2"]
     pub fn ggml_cpu_has_bmi2() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_f16c"]
     pub fn ggml_cpu_has_f16c() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_fma"]
     pub fn ggml_cpu_has_fma() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_avx512"]
     pub fn ggml_cpu_has_avx512() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_avx512_vbmi"]
     pub fn ggml_cpu_has_avx512_vbmi() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_avx512_vnni"]
     pub fn ggml_cpu_has_avx512_vnni() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_avx512_bf16"]
     pub fn ggml_cpu_has_avx512_bf16() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_amx_int8"]
     pub fn ggml_cpu_has_amx_int8() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_neon"]
     pub fn ggml_cpu_has_neon() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_arm_fma"]
     pub fn ggml_cpu_has_arm_fma() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_fp16_va"]
     pub fn ggml_cpu_has_fp16_va() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_dotprod"]
     pub fn ggml_cpu_has_dotprod() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_matmul_int8"]
     pub fn ggml_cpu_has_matmul_int8() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_sve"]
     pub fn ggml_cpu_has_sve() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_get_sve_cnt"]
     pub fn ggml_cpu_get_sve_cnt() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_sme"]
     pub fn ggml_cpu_has_sme() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_sme2"]
     pub fn ggml_cpu_has_sme2() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_riscv_v"]
     pub fn ggml_cpu_has_riscv_v() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_get_rvv_vlen"]
     pub fn ggml_cpu_get_rvv_vlen() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_vsx"]
     pub fn ggml_cpu_has_vsx() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_vxe"]
     pub fn ggml_cpu_has_vxe() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_wasm_simd"]
     pub fn ggml_cpu_has_wasm_simd() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_cpu_has_llamafile"]
     pub fn ggml_cpu_has_llamafile() -> ::std::os::raw::c_int;
+    #[link_name = "smol_ggml_get_type_traits_cpu"]
     pub fn ggml_get_type_traits_cpu(type_: ggml_type) -> *const ggml_type_traits_cpu;
+    #[link_name = "smol_ggml_cpu_init"]
     pub fn ggml_cpu_init();
+    #[link_name = "smol_ggml_backend_cpu_init"]
     pub fn ggml_backend_cpu_init() -> ggml_backend_t;
+    #[link_name = "smol_ggml_backend_is_cpu"]
     pub fn ggml_backend_is_cpu(backend: ggml_backend_t) -> bool;
+    #[link_name = "smol_ggml_backend_cpu_set_n_threads"]
     pub fn ggml_backend_cpu_set_n_threads(
         backend_cpu: ggml_backend_t,
         n_threads: ::std::os::raw::c_int,
     );
+    #[link_name = "smol_ggml_backend_cpu_set_threadpool"]
     pub fn ggml_backend_cpu_set_threadpool(
         backend_cpu: ggml_backend_t,
         threadpool: ggml_threadpool_t,
     );
+    #[link_name = "smol_ggml_backend_cpu_set_abort_callback"]
     pub fn ggml_backend_cpu_set_abort_callback(
         backend_cpu: ggml_backend_t,
         abort_callback: ggml_abort_callback,
         abort_callback_data: *mut ::std::os::raw::c_void,
     );
+    #[link_name = "smol_ggml_backend_cpu_set_use_ref"]
     pub fn ggml_backend_cpu_set_use_ref(backend_cpu: ggml_backend_t, use_ref: bool);
+    #[link_name = "smol_ggml_backend_cpu_reg"]
     pub fn ggml_backend_cpu_reg() -> ggml_backend_reg_t;
+    #[link_name = "smol_ggml_cpu_fp32_to_fp32"]
     pub fn ggml_cpu_fp32_to_fp32(arg1: *const f32, arg2: *mut f32, arg3: i64);
+    #[link_name = "smol_ggml_cpu_fp32_to_i32"]
     pub fn ggml_cpu_fp32_to_i32(arg1: *const f32, arg2: *mut i32, arg3: i64);
+    #[link_name = "smol_ggml_cpu_fp32_to_fp16"]
     pub fn ggml_cpu_fp32_to_fp16(arg1: *const f32, arg2: *mut ggml_fp16_t, arg3: i64);
+    #[link_name = "smol_ggml_cpu_fp16_to_fp32"]
     pub fn ggml_cpu_fp16_to_fp32(arg1: *const ggml_fp16_t, arg2: *mut f32, arg3: i64);
+    #[link_name = "smol_ggml_cpu_fp32_to_bf16"]
     pub fn ggml_cpu_fp32_to_bf16(arg1: *const f32, arg2: *mut ggml_bf16_t, arg3: i64);
+    #[link_name = "smol_ggml_cpu_bf16_to_fp32"]
     pub fn ggml_cpu_bf16_to_fp32(arg1: *const ggml_bf16_t, arg2: *mut f32, arg3: i64);
+    #[link_name = "smol_ggml_opt_dataset_init"]
     pub fn ggml_opt_dataset_init(
         type_data: ggml_type,
         type_label: ggml_type,
@@ -4250,21 +4828,28 @@ unsafe extern "C" {
         ndata: i64,
         ndata_shard: i64,
     ) -> ggml_opt_dataset_t;
+    #[link_name = "smol_ggml_opt_dataset_free"]
     pub fn ggml_opt_dataset_free(dataset: ggml_opt_dataset_t);
+    #[link_name = "smol_ggml_opt_dataset_ndata"]
     pub fn ggml_opt_dataset_ndata(dataset: ggml_opt_dataset_t) -> i64;
+    #[link_name = "smol_ggml_opt_dataset_data"]
     pub fn ggml_opt_dataset_data(dataset: ggml_opt_dataset_t) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_dataset_labels"]
     pub fn ggml_opt_dataset_labels(dataset: ggml_opt_dataset_t) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_dataset_shuffle"]
     pub fn ggml_opt_dataset_shuffle(
         opt_ctx: ggml_opt_context_t,
         dataset: ggml_opt_dataset_t,
         idata: i64,
     );
+    #[link_name = "smol_ggml_opt_dataset_get_batch"]
     pub fn ggml_opt_dataset_get_batch(
         dataset: ggml_opt_dataset_t,
         data_batch: *mut ggml_tensor,
         labels_batch: *mut ggml_tensor,
         ibatch: i64,
     );
+    #[link_name = "smol_ggml_opt_dataset_get_batch_host"]
     pub fn ggml_opt_dataset_get_batch_host(
         dataset: ggml_opt_dataset_t,
         data_batch: *mut ::std::os::raw::c_void,
@@ -4272,39 +4857,63 @@ unsafe extern "C" {
         labels_batch: *mut ::std::os::raw::c_void,
         ibatch: i64,
     );
+    #[link_name = "smol_ggml_opt_get_default_optimizer_params"]
     pub fn ggml_opt_get_default_optimizer_params(
         userdata: *mut ::std::os::raw::c_void,
     ) -> ggml_opt_optimizer_params;
+    #[link_name = "smol_ggml_opt_get_constant_optimizer_params"]
     pub fn ggml_opt_get_constant_optimizer_params(
         userdata: *mut ::std::os::raw::c_void,
     ) -> ggml_opt_optimizer_params;
+    #[link_name = "smol_ggml_opt_default_params"]
     pub fn ggml_opt_default_params(
         backend_sched: ggml_backend_sched_t,
         loss_type: ggml_opt_loss_type,
     ) -> ggml_opt_params;
+    #[link_name = "smol_ggml_opt_init"]
     pub fn ggml_opt_init(params: ggml_opt_params) -> ggml_opt_context_t;
+    #[link_name = "smol_ggml_opt_free"]
     pub fn ggml_opt_free(opt_ctx: ggml_opt_context_t);
+    #[link_name = "smol_ggml_opt_reset"]
     pub fn ggml_opt_reset(opt_ctx: ggml_opt_context_t, optimizer: bool);
+    #[link_name = "smol_ggml_opt_static_graphs"]
     pub fn ggml_opt_static_graphs(opt_ctx: ggml_opt_context_t) -> bool;
+    #[link_name = "smol_ggml_opt_inputs"]
     pub fn ggml_opt_inputs(opt_ctx: ggml_opt_context_t) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_outputs"]
     pub fn ggml_opt_outputs(opt_ctx: ggml_opt_context_t) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_labels"]
     pub fn ggml_opt_labels(opt_ctx: ggml_opt_context_t) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_loss"]
     pub fn ggml_opt_loss(opt_ctx: ggml_opt_context_t) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_pred"]
     pub fn ggml_opt_pred(opt_ctx: ggml_opt_context_t) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_ncorrect"]
     pub fn ggml_opt_ncorrect(opt_ctx: ggml_opt_context_t) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_grad_acc"]
     pub fn ggml_opt_grad_acc(
         opt_ctx: ggml_opt_context_t,
         node: *mut ggml_tensor,
     ) -> *mut ggml_tensor;
+    #[link_name = "smol_ggml_opt_context_optimizer_type"]
     pub fn ggml_opt_context_optimizer_type(arg1: ggml_opt_context_t) -> ggml_opt_optimizer_type;
+    #[link_name = "smol_ggml_opt_optimizer_name"]
     pub fn ggml_opt_optimizer_name(arg1: ggml_opt_optimizer_type) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_ggml_opt_result_init"]
     pub fn ggml_opt_result_init() -> ggml_opt_result_t;
+    #[link_name = "smol_ggml_opt_result_free"]
     pub fn ggml_opt_result_free(result: ggml_opt_result_t);
+    #[link_name = "smol_ggml_opt_result_reset"]
     pub fn ggml_opt_result_reset(result: ggml_opt_result_t);
+    #[link_name = "smol_ggml_opt_result_ndata"]
     pub fn ggml_opt_result_ndata(result: ggml_opt_result_t, ndata: *mut i64);
+    #[link_name = "smol_ggml_opt_result_loss"]
     pub fn ggml_opt_result_loss(result: ggml_opt_result_t, loss: *mut f64, unc: *mut f64);
+    #[link_name = "smol_ggml_opt_result_pred"]
     pub fn ggml_opt_result_pred(result: ggml_opt_result_t, pred: *mut i32);
+    #[link_name = "smol_ggml_opt_result_accuracy"]
     pub fn ggml_opt_result_accuracy(result: ggml_opt_result_t, accuracy: *mut f64, unc: *mut f64);
+    #[link_name = "smol_ggml_opt_prepare_alloc"]
     pub fn ggml_opt_prepare_alloc(
         opt_ctx: ggml_opt_context_t,
         ctx_compute: *mut ggml_context,
@@ -4312,8 +4921,11 @@ unsafe extern "C" {
         inputs: *mut ggml_tensor,
         outputs: *mut ggml_tensor,
     );
+    #[link_name = "smol_ggml_opt_alloc"]
     pub fn ggml_opt_alloc(opt_ctx: ggml_opt_context_t, backward: bool);
+    #[link_name = "smol_ggml_opt_eval"]
     pub fn ggml_opt_eval(opt_ctx: ggml_opt_context_t, result: ggml_opt_result_t);
+    #[link_name = "smol_ggml_opt_epoch"]
     pub fn ggml_opt_epoch(
         opt_ctx: ggml_opt_context_t,
         dataset: ggml_opt_dataset_t,
@@ -4323,6 +4935,7 @@ unsafe extern "C" {
         callback_train: ggml_opt_epoch_callback,
         callback_eval: ggml_opt_epoch_callback,
     );
+    #[link_name = "smol_ggml_opt_epoch_callback_progress_bar"]
     pub fn ggml_opt_epoch_callback_progress_bar(
         train: bool,
         opt_ctx: ggml_opt_context_t,
@@ -4332,6 +4945,7 @@ unsafe extern "C" {
         ibatch_max: i64,
         t_start_us: i64,
     );
+    #[link_name = "smol_ggml_opt_fit"]
     pub fn ggml_opt_fit(
         backend_sched: ggml_backend_sched_t,
         ctx_compute: *mut ggml_context,
@@ -4346,178 +4960,267 @@ unsafe extern "C" {
         val_split: f32,
         silent: bool,
     );
+    #[link_name = "smol_llama_ftype_name"]
     pub fn llama_ftype_name(ftype: llama_ftype) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_flash_attn_type_name"]
     pub fn llama_flash_attn_type_name(
         flash_attn_type: llama_flash_attn_type,
     ) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_load_mode_name"]
     pub fn llama_load_mode_name(load_mode: llama_load_mode) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_load_mode_from_str"]
     pub fn llama_load_mode_from_str(str_: *const ::std::os::raw::c_char) -> llama_load_mode;
+    #[link_name = "smol_llama_version"]
     pub fn llama_version() -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_model_default_params"]
     pub fn llama_model_default_params() -> llama_model_params;
+    #[link_name = "smol_llama_context_default_params"]
     pub fn llama_context_default_params() -> llama_context_params;
+    #[link_name = "smol_llama_sampler_chain_default_params"]
     pub fn llama_sampler_chain_default_params() -> llama_sampler_chain_params;
+    #[link_name = "smol_llama_model_quantize_default_params"]
     pub fn llama_model_quantize_default_params() -> llama_model_quantize_params;
+    #[link_name = "smol_llama_backend_init"]
     pub fn llama_backend_init();
+    #[link_name = "smol_llama_backend_free"]
     pub fn llama_backend_free();
+    #[link_name = "smol_llama_numa_init"]
     pub fn llama_numa_init(numa: ggml_numa_strategy);
+    #[link_name = "smol_llama_attach_threadpool"]
     pub fn llama_attach_threadpool(
         ctx: *mut llama_context,
         threadpool: ggml_threadpool_t,
         threadpool_batch: ggml_threadpool_t,
     );
+    #[link_name = "smol_llama_detach_threadpool"]
     pub fn llama_detach_threadpool(ctx: *mut llama_context);
+    #[link_name = "smol_llama_model_init_from_user"]
     pub fn llama_model_init_from_user(
         metadata: *mut gguf_context,
         set_tensor_data: llama_model_set_tensor_data_t,
         set_tensor_data_ud: *mut ::std::os::raw::c_void,
         params: llama_model_params,
     ) -> *mut llama_model;
+    #[link_name = "smol_llama_load_model_from_file"]
     pub fn llama_load_model_from_file(
         path_model: *const ::std::os::raw::c_char,
         params: llama_model_params,
     ) -> *mut llama_model;
+    #[link_name = "smol_llama_model_load_from_file"]
     pub fn llama_model_load_from_file(
         path_model: *const ::std::os::raw::c_char,
         params: llama_model_params,
     ) -> *mut llama_model;
+    #[link_name = "smol_llama_model_load_from_splits"]
     pub fn llama_model_load_from_splits(
         paths: *mut *const ::std::os::raw::c_char,
         n_paths: usize,
         params: llama_model_params,
     ) -> *mut llama_model;
+    #[link_name = "smol_llama_model_save_to_file"]
     pub fn llama_model_save_to_file(
         model: *const llama_model,
         path_model: *const ::std::os::raw::c_char,
     );
+    #[link_name = "smol_llama_free_model"]
     pub fn llama_free_model(model: *mut llama_model);
+    #[link_name = "smol_llama_model_free"]
     pub fn llama_model_free(model: *mut llama_model);
+    #[link_name = "smol_llama_init_from_model"]
     pub fn llama_init_from_model(
         model: *mut llama_model,
         params: llama_context_params,
     ) -> *mut llama_context;
+    #[link_name = "smol_llama_new_context_with_model"]
     pub fn llama_new_context_with_model(
         model: *mut llama_model,
         params: llama_context_params,
     ) -> *mut llama_context;
+    #[link_name = "smol_llama_free"]
     pub fn llama_free(ctx: *mut llama_context);
+    #[link_name = "smol_llama_time_us"]
     pub fn llama_time_us() -> i64;
+    #[link_name = "smol_llama_max_devices"]
     pub fn llama_max_devices() -> usize;
+    #[link_name = "smol_llama_max_parallel_sequences"]
     pub fn llama_max_parallel_sequences() -> usize;
+    #[link_name = "smol_llama_max_tensor_buft_overrides"]
     pub fn llama_max_tensor_buft_overrides() -> usize;
+    #[link_name = "smol_llama_supports_mmap"]
     pub fn llama_supports_mmap() -> bool;
+    #[link_name = "smol_llama_supports_mlock"]
     pub fn llama_supports_mlock() -> bool;
+    #[link_name = "smol_llama_supports_gpu_offload"]
     pub fn llama_supports_gpu_offload() -> bool;
+    #[link_name = "smol_llama_supports_rpc"]
     pub fn llama_supports_rpc() -> bool;
+    #[link_name = "smol_llama_n_ctx"]
     pub fn llama_n_ctx(ctx: *const llama_context) -> u32;
+    #[link_name = "smol_llama_n_ctx_seq"]
     pub fn llama_n_ctx_seq(ctx: *const llama_context) -> u32;
+    #[link_name = "smol_llama_n_batch"]
     pub fn llama_n_batch(ctx: *const llama_context) -> u32;
+    #[link_name = "smol_llama_n_ubatch"]
     pub fn llama_n_ubatch(ctx: *const llama_context) -> u32;
+    #[link_name = "smol_llama_n_seq_max"]
     pub fn llama_n_seq_max(ctx: *const llama_context) -> u32;
+    #[link_name = "smol_llama_n_rs_seq"]
     pub fn llama_n_rs_seq(ctx: *const llama_context) -> u32;
+    #[link_name = "smol_llama_n_ctx_train"]
     pub fn llama_n_ctx_train(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_n_embd"]
     pub fn llama_n_embd(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_n_layer"]
     pub fn llama_n_layer(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_n_head"]
     pub fn llama_n_head(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_n_vocab"]
     pub fn llama_n_vocab(vocab: *const llama_vocab) -> i32;
+    #[link_name = "smol_llama_get_model"]
     pub fn llama_get_model(ctx: *const llama_context) -> *const llama_model;
+    #[link_name = "smol_llama_get_memory"]
     pub fn llama_get_memory(ctx: *const llama_context) -> llama_memory_t;
+    #[link_name = "smol_llama_pooling_type"]
     pub fn llama_pooling_type(ctx: *const llama_context) -> llama_pooling_type;
+    #[link_name = "smol_llama_model_get_vocab"]
     pub fn llama_model_get_vocab(model: *const llama_model) -> *const llama_vocab;
+    #[link_name = "smol_llama_model_rope_type"]
     pub fn llama_model_rope_type(model: *const llama_model) -> llama_rope_type;
+    #[link_name = "smol_llama_model_n_ctx_train"]
     pub fn llama_model_n_ctx_train(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_n_embd"]
     pub fn llama_model_n_embd(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_n_embd_inp"]
     pub fn llama_model_n_embd_inp(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_n_embd_out"]
     pub fn llama_model_n_embd_out(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_n_layer"]
     pub fn llama_model_n_layer(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_n_layer_nextn"]
     pub fn llama_model_n_layer_nextn(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_n_head"]
     pub fn llama_model_n_head(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_n_head_kv"]
     pub fn llama_model_n_head_kv(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_n_swa"]
     pub fn llama_model_n_swa(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_rope_freq_scale_train"]
     pub fn llama_model_rope_freq_scale_train(model: *const llama_model) -> f32;
+    #[link_name = "smol_llama_model_n_cls_out"]
     pub fn llama_model_n_cls_out(model: *const llama_model) -> u32;
+    #[link_name = "smol_llama_model_cls_label"]
     pub fn llama_model_cls_label(
         model: *const llama_model,
         i: u32,
     ) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_vocab_type"]
     pub fn llama_vocab_type(vocab: *const llama_vocab) -> llama_vocab_type;
+    #[link_name = "smol_llama_vocab_n_tokens"]
     pub fn llama_vocab_n_tokens(vocab: *const llama_vocab) -> i32;
+    #[link_name = "smol_llama_model_meta_val_str"]
     pub fn llama_model_meta_val_str(
         model: *const llama_model,
         key: *const ::std::os::raw::c_char,
         buf: *mut ::std::os::raw::c_char,
         buf_size: usize,
     ) -> i32;
+    #[link_name = "smol_llama_model_meta_count"]
     pub fn llama_model_meta_count(model: *const llama_model) -> i32;
+    #[link_name = "smol_llama_model_meta_key_str"]
     pub fn llama_model_meta_key_str(key: llama_model_meta_key) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_model_meta_key_by_index"]
     pub fn llama_model_meta_key_by_index(
         model: *const llama_model,
         i: i32,
         buf: *mut ::std::os::raw::c_char,
         buf_size: usize,
     ) -> i32;
+    #[link_name = "smol_llama_model_meta_val_str_by_index"]
     pub fn llama_model_meta_val_str_by_index(
         model: *const llama_model,
         i: i32,
         buf: *mut ::std::os::raw::c_char,
         buf_size: usize,
     ) -> i32;
+    #[link_name = "smol_llama_model_desc"]
     pub fn llama_model_desc(
         model: *const llama_model,
         buf: *mut ::std::os::raw::c_char,
         buf_size: usize,
     ) -> i32;
+    #[link_name = "smol_llama_model_ftype"]
     pub fn llama_model_ftype(model: *const llama_model) -> llama_ftype;
+    #[link_name = "smol_llama_model_size"]
     pub fn llama_model_size(model: *const llama_model) -> u64;
+    #[link_name = "smol_llama_model_chat_template"]
     pub fn llama_model_chat_template(
         model: *const llama_model,
         name: *const ::std::os::raw::c_char,
     ) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_model_n_params"]
     pub fn llama_model_n_params(model: *const llama_model) -> u64;
+    #[link_name = "smol_llama_model_has_encoder"]
     pub fn llama_model_has_encoder(model: *const llama_model) -> bool;
+    #[link_name = "smol_llama_model_has_decoder"]
     pub fn llama_model_has_decoder(model: *const llama_model) -> bool;
+    #[link_name = "smol_llama_model_decoder_start_token"]
     pub fn llama_model_decoder_start_token(model: *const llama_model) -> llama_token;
+    #[link_name = "smol_llama_model_is_recurrent"]
     pub fn llama_model_is_recurrent(model: *const llama_model) -> bool;
+    #[link_name = "smol_llama_model_is_hybrid"]
     pub fn llama_model_is_hybrid(model: *const llama_model) -> bool;
+    #[link_name = "smol_llama_model_is_diffusion"]
     pub fn llama_model_is_diffusion(model: *const llama_model) -> bool;
+    #[link_name = "smol_llama_model_quantize"]
     pub fn llama_model_quantize(
         fname_inp: *const ::std::os::raw::c_char,
         fname_out: *const ::std::os::raw::c_char,
         params: *const llama_model_quantize_params,
     ) -> u32;
+    #[link_name = "smol_llama_adapter_lora_init"]
     pub fn llama_adapter_lora_init(
         model: *mut llama_model,
         path_lora: *const ::std::os::raw::c_char,
     ) -> *mut llama_adapter_lora;
+    #[link_name = "smol_llama_adapter_meta_val_str"]
     pub fn llama_adapter_meta_val_str(
         adapter: *const llama_adapter_lora,
         key: *const ::std::os::raw::c_char,
         buf: *mut ::std::os::raw::c_char,
         buf_size: usize,
     ) -> i32;
+    #[link_name = "smol_llama_adapter_meta_count"]
     pub fn llama_adapter_meta_count(adapter: *const llama_adapter_lora) -> i32;
+    #[link_name = "smol_llama_adapter_meta_key_by_index"]
     pub fn llama_adapter_meta_key_by_index(
         adapter: *const llama_adapter_lora,
         i: i32,
         buf: *mut ::std::os::raw::c_char,
         buf_size: usize,
     ) -> i32;
+    #[link_name = "smol_llama_adapter_meta_val_str_by_index"]
     pub fn llama_adapter_meta_val_str_by_index(
         adapter: *const llama_adapter_lora,
         i: i32,
         buf: *mut ::std::os::raw::c_char,
         buf_size: usize,
     ) -> i32;
+    #[link_name = "smol_llama_adapter_lora_free"]
     pub fn llama_adapter_lora_free(adapter: *mut llama_adapter_lora);
+    #[link_name = "smol_llama_adapter_get_alora_n_invocation_tokens"]
     pub fn llama_adapter_get_alora_n_invocation_tokens(adapter: *const llama_adapter_lora) -> u64;
+    #[link_name = "smol_llama_adapter_get_alora_invocation_tokens"]
     pub fn llama_adapter_get_alora_invocation_tokens(
         adapter: *const llama_adapter_lora,
     ) -> *const llama_token;
+    #[link_name = "smol_llama_set_adapters_lora"]
     pub fn llama_set_adapters_lora(
         ctx: *mut llama_context,
         adapters: *mut *mut llama_adapter_lora,
         n_adapters: usize,
         scales: *mut f32,
     ) -> i32;
+    #[link_name = "smol_llama_set_adapter_cvec"]
     pub fn llama_set_adapter_cvec(
         ctx: *mut llama_context,
         data: *const f32,
@@ -4526,13 +5229,16 @@ unsafe extern "C" {
         il_start: i32,
         il_end: i32,
     ) -> i32;
+    #[link_name = "smol_llama_memory_clear"]
     pub fn llama_memory_clear(mem: llama_memory_t, data: bool);
+    #[link_name = "smol_llama_memory_seq_rm"]
     pub fn llama_memory_seq_rm(
         mem: llama_memory_t,
         seq_id: llama_seq_id,
         p0: llama_pos,
         p1: llama_pos,
     ) -> bool;
+    #[link_name = "smol_llama_memory_seq_cp"]
     pub fn llama_memory_seq_cp(
         mem: llama_memory_t,
         seq_id_src: llama_seq_id,
@@ -4540,7 +5246,9 @@ unsafe extern "C" {
         p0: llama_pos,
         p1: llama_pos,
     );
+    #[link_name = "smol_llama_memory_seq_keep"]
     pub fn llama_memory_seq_keep(mem: llama_memory_t, seq_id: llama_seq_id);
+    #[link_name = "smol_llama_memory_seq_add"]
     pub fn llama_memory_seq_add(
         mem: llama_memory_t,
         seq_id: llama_seq_id,
@@ -4548,6 +5256,7 @@ unsafe extern "C" {
         p1: llama_pos,
         delta: llama_pos,
     );
+    #[link_name = "smol_llama_memory_seq_div"]
     pub fn llama_memory_seq_div(
         mem: llama_memory_t,
         seq_id: llama_seq_id,
@@ -4555,15 +5264,25 @@ unsafe extern "C" {
         p1: llama_pos,
         d: ::std::os::raw::c_int,
     );
+    #[link_name = "smol_llama_memory_seq_pos_min"]
     pub fn llama_memory_seq_pos_min(mem: llama_memory_t, seq_id: llama_seq_id) -> llama_pos;
+    #[link_name = "smol_llama_memory_seq_pos_max"]
     pub fn llama_memory_seq_pos_max(mem: llama_memory_t, seq_id: llama_seq_id) -> llama_pos;
+    #[link_name = "smol_llama_memory_can_shift"]
     pub fn llama_memory_can_shift(mem: llama_memory_t) -> bool;
+    #[link_name = "smol_llama_state_get_size"]
     pub fn llama_state_get_size(ctx: *mut llama_context) -> usize;
+    #[link_name = "smol_llama_get_state_size"]
     pub fn llama_get_state_size(ctx: *mut llama_context) -> usize;
+    #[link_name = "smol_llama_state_get_data"]
     pub fn llama_state_get_data(ctx: *mut llama_context, dst: *mut u8, size: usize) -> usize;
+    #[link_name = "smol_llama_copy_state_data"]
     pub fn llama_copy_state_data(ctx: *mut llama_context, dst: *mut u8) -> usize;
+    #[link_name = "smol_llama_state_set_data"]
     pub fn llama_state_set_data(ctx: *mut llama_context, src: *const u8, size: usize) -> usize;
+    #[link_name = "smol_llama_set_state_data"]
     pub fn llama_set_state_data(ctx: *mut llama_context, src: *const u8) -> usize;
+    #[link_name = "smol_llama_state_load_file"]
     pub fn llama_state_load_file(
         ctx: *mut llama_context,
         path_session: *const ::std::os::raw::c_char,
@@ -4571,6 +5290,7 @@ unsafe extern "C" {
         n_token_capacity: usize,
         n_token_count_out: *mut usize,
     ) -> bool;
+    #[link_name = "smol_llama_load_session_file"]
     pub fn llama_load_session_file(
         ctx: *mut llama_context,
         path_session: *const ::std::os::raw::c_char,
@@ -4578,31 +5298,37 @@ unsafe extern "C" {
         n_token_capacity: usize,
         n_token_count_out: *mut usize,
     ) -> bool;
+    #[link_name = "smol_llama_state_save_file"]
     pub fn llama_state_save_file(
         ctx: *mut llama_context,
         path_session: *const ::std::os::raw::c_char,
         tokens: *const llama_token,
         n_token_count: usize,
     ) -> bool;
+    #[link_name = "smol_llama_save_session_file"]
     pub fn llama_save_session_file(
         ctx: *mut llama_context,
         path_session: *const ::std::os::raw::c_char,
         tokens: *const llama_token,
         n_token_count: usize,
     ) -> bool;
+    #[link_name = "smol_llama_state_seq_get_size"]
     pub fn llama_state_seq_get_size(ctx: *mut llama_context, seq_id: llama_seq_id) -> usize;
+    #[link_name = "smol_llama_state_seq_get_data"]
     pub fn llama_state_seq_get_data(
         ctx: *mut llama_context,
         dst: *mut u8,
         size: usize,
         seq_id: llama_seq_id,
     ) -> usize;
+    #[link_name = "smol_llama_state_seq_set_data"]
     pub fn llama_state_seq_set_data(
         ctx: *mut llama_context,
         src: *const u8,
         size: usize,
         dest_seq_id: llama_seq_id,
     ) -> usize;
+    #[link_name = "smol_llama_state_seq_save_file"]
     pub fn llama_state_seq_save_file(
         ctx: *mut llama_context,
         filepath: *const ::std::os::raw::c_char,
@@ -4610,6 +5336,7 @@ unsafe extern "C" {
         tokens: *const llama_token,
         n_token_count: usize,
     ) -> usize;
+    #[link_name = "smol_llama_state_seq_load_file"]
     pub fn llama_state_seq_load_file(
         ctx: *mut llama_context,
         filepath: *const ::std::os::raw::c_char,
@@ -4618,11 +5345,13 @@ unsafe extern "C" {
         n_token_capacity: usize,
         n_token_count_out: *mut usize,
     ) -> usize;
+    #[link_name = "smol_llama_state_seq_get_size_ext"]
     pub fn llama_state_seq_get_size_ext(
         ctx: *mut llama_context,
         seq_id: llama_seq_id,
         flags: llama_state_seq_flags,
     ) -> usize;
+    #[link_name = "smol_llama_state_seq_get_data_ext"]
     pub fn llama_state_seq_get_data_ext(
         ctx: *mut llama_context,
         dst: *mut u8,
@@ -4630,6 +5359,7 @@ unsafe extern "C" {
         seq_id: llama_seq_id,
         flags: llama_state_seq_flags,
     ) -> usize;
+    #[link_name = "smol_llama_state_seq_set_data_ext"]
     pub fn llama_state_seq_set_data_ext(
         ctx: *mut llama_context,
         src: *const u8,
@@ -4637,137 +5367,220 @@ unsafe extern "C" {
         dest_seq_id: llama_seq_id,
         flags: llama_state_seq_flags,
     ) -> usize;
+    #[link_name = "smol_llama_batch_get_one"]
     pub fn llama_batch_get_one(tokens: *mut llama_token, n_tokens: i32) -> llama_batch;
+    #[link_name = "smol_llama_batch_init"]
     pub fn llama_batch_init(n_tokens: i32, embd: i32, n_seq_max: i32) -> llama_batch;
+    #[link_name = "smol_llama_batch_free"]
     pub fn llama_batch_free(batch: llama_batch);
+    #[link_name = "smol_llama_encode"]
     pub fn llama_encode(ctx: *mut llama_context, batch: llama_batch) -> i32;
+    #[link_name = "smol_llama_decode"]
     pub fn llama_decode(ctx: *mut llama_context, batch: llama_batch) -> i32;
+    #[link_name = "smol_llama_batch_ext_init"]
     pub fn llama_batch_ext_init(ctx: *mut llama_context) -> *mut llama_batch_ext;
+    #[link_name = "smol_llama_batch_ext_free"]
     pub fn llama_batch_ext_free(batch: *mut llama_batch_ext);
+    #[link_name = "smol_llama_batch_ext_clear"]
     pub fn llama_batch_ext_clear(batch: *mut llama_batch_ext);
+    #[link_name = "smol_llama_batch_ext_add"]
     pub fn llama_batch_ext_add(batch: *mut llama_batch_ext, seq_id: llama_seq_id) -> i32;
+    #[link_name = "smol_llama_batch_ext_add_token"]
     pub fn llama_batch_ext_add_token(
         batch: *mut llama_batch_ext,
         seq_id: llama_seq_id,
         id: llama_token,
     ) -> i32;
+    #[link_name = "smol_llama_batch_ext_add_embd"]
     pub fn llama_batch_ext_add_embd(
         batch: *mut llama_batch_ext,
         seq_id: llama_seq_id,
         embd: llama_embd,
     ) -> i32;
+    #[link_name = "smol_llama_batch_ext_add_seq"]
     pub fn llama_batch_ext_add_seq(
         batch: *mut llama_batch_ext,
         idx: i32,
         seq_id: llama_seq_id,
     ) -> bool;
+    #[link_name = "smol_llama_batch_ext_set_embd_token"]
     pub fn llama_batch_ext_set_embd_token(
         batch: *mut llama_batch_ext,
         idx: i32,
         embd: llama_embd,
     ) -> bool;
+    #[link_name = "smol_llama_batch_ext_set_embd_state"]
     pub fn llama_batch_ext_set_embd_state(
         batch: *mut llama_batch_ext,
         idx: i32,
         embd: llama_embd,
     ) -> bool;
+    #[link_name = "smol_llama_batch_ext_set_output_embd"]
     pub fn llama_batch_ext_set_output_embd(
         batch: *mut llama_batch_ext,
         idx: i32,
         value: bool,
     ) -> bool;
+    #[link_name = "smol_llama_batch_ext_set_output_logits"]
     pub fn llama_batch_ext_set_output_logits(
         batch: *mut llama_batch_ext,
         idx: i32,
         value: bool,
     ) -> bool;
+    #[link_name = "smol_llama_batch_ext_set_pos"]
     pub fn llama_batch_ext_set_pos(
         batch: *mut llama_batch_ext,
         idx: i32,
         pos: *const llama_pos,
     ) -> bool;
+    #[link_name = "smol_llama_process"]
     pub fn llama_process(
         ctx: *mut llama_context,
         type_: llama_process_type,
         batch: *mut llama_batch_ext,
     ) -> i32;
+    #[link_name = "smol_llama_set_n_threads"]
     pub fn llama_set_n_threads(ctx: *mut llama_context, n_threads: i32, n_threads_batch: i32);
+    #[link_name = "smol_llama_n_threads"]
     pub fn llama_n_threads(ctx: *mut llama_context) -> i32;
+    #[link_name = "smol_llama_n_threads_batch"]
     pub fn llama_n_threads_batch(ctx: *mut llama_context) -> i32;
+    #[link_name = "smol_llama_set_embeddings"]
     pub fn llama_set_embeddings(ctx: *mut llama_context, embeddings: bool);
+    #[link_name = "smol_llama_set_causal_attn"]
     pub fn llama_set_causal_attn(ctx: *mut llama_context, causal_attn: bool);
+    #[link_name = "smol_llama_get_causal_attn"]
     pub fn llama_get_causal_attn(ctx: *const llama_context) -> bool;
+    #[link_name = "smol_llama_set_warmup"]
     pub fn llama_set_warmup(ctx: *mut llama_context, warmup: bool);
+    #[link_name = "smol_llama_set_abort_callback"]
     pub fn llama_set_abort_callback(
         ctx: *mut llama_context,
         abort_callback: ggml_abort_callback,
         abort_callback_data: *mut ::std::os::raw::c_void,
     );
+    #[link_name = "smol_llama_synchronize"]
     pub fn llama_synchronize(ctx: *mut llama_context);
+    #[link_name = "smol_llama_get_logits"]
     pub fn llama_get_logits(ctx: *mut llama_context) -> *mut f32;
+    #[link_name = "smol_llama_get_logits_ith"]
     pub fn llama_get_logits_ith(ctx: *mut llama_context, i: i32) -> *mut f32;
+    #[link_name = "smol_llama_get_embeddings"]
     pub fn llama_get_embeddings(ctx: *mut llama_context) -> *mut f32;
+    #[link_name = "smol_llama_get_embeddings_ith"]
     pub fn llama_get_embeddings_ith(ctx: *mut llama_context, i: i32) -> *mut f32;
+    #[link_name = "smol_llama_get_embeddings_seq"]
     pub fn llama_get_embeddings_seq(ctx: *mut llama_context, seq_id: llama_seq_id) -> *mut f32;
+    #[link_name = "smol_llama_get_sampled_token_ith"]
     pub fn llama_get_sampled_token_ith(ctx: *mut llama_context, i: i32) -> llama_token;
+    #[link_name = "smol_llama_get_sampled_probs_ith"]
     pub fn llama_get_sampled_probs_ith(ctx: *mut llama_context, i: i32) -> *mut f32;
+    #[link_name = "smol_llama_get_sampled_probs_count_ith"]
     pub fn llama_get_sampled_probs_count_ith(ctx: *mut llama_context, i: i32) -> u32;
+    #[link_name = "smol_llama_get_sampled_logits_ith"]
     pub fn llama_get_sampled_logits_ith(ctx: *mut llama_context, i: i32) -> *mut f32;
+    #[link_name = "smol_llama_get_sampled_logits_count_ith"]
     pub fn llama_get_sampled_logits_count_ith(ctx: *mut llama_context, i: i32) -> u32;
+    #[link_name = "smol_llama_get_sampled_candidates_ith"]
     pub fn llama_get_sampled_candidates_ith(ctx: *mut llama_context, i: i32) -> *mut llama_token;
+    #[link_name = "smol_llama_get_sampled_candidates_count_ith"]
     pub fn llama_get_sampled_candidates_count_ith(ctx: *mut llama_context, i: i32) -> u32;
+    #[link_name = "smol_llama_vocab_get_text"]
     pub fn llama_vocab_get_text(
         vocab: *const llama_vocab,
         token: llama_token,
     ) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_vocab_get_score"]
     pub fn llama_vocab_get_score(vocab: *const llama_vocab, token: llama_token) -> f32;
+    #[link_name = "smol_llama_vocab_get_attr"]
     pub fn llama_vocab_get_attr(vocab: *const llama_vocab, token: llama_token) -> llama_token_attr;
+    #[link_name = "smol_llama_vocab_is_eog"]
     pub fn llama_vocab_is_eog(vocab: *const llama_vocab, token: llama_token) -> bool;
+    #[link_name = "smol_llama_vocab_is_control"]
     pub fn llama_vocab_is_control(vocab: *const llama_vocab, token: llama_token) -> bool;
+    #[link_name = "smol_llama_vocab_bos"]
     pub fn llama_vocab_bos(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_eos"]
     pub fn llama_vocab_eos(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_eot"]
     pub fn llama_vocab_eot(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_sep"]
     pub fn llama_vocab_sep(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_nl"]
     pub fn llama_vocab_nl(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_pad"]
     pub fn llama_vocab_pad(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_mask"]
     pub fn llama_vocab_mask(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_get_add_bos"]
     pub fn llama_vocab_get_add_bos(vocab: *const llama_vocab) -> bool;
+    #[link_name = "smol_llama_vocab_get_add_eos"]
     pub fn llama_vocab_get_add_eos(vocab: *const llama_vocab) -> bool;
+    #[link_name = "smol_llama_vocab_get_add_sep"]
     pub fn llama_vocab_get_add_sep(vocab: *const llama_vocab) -> bool;
+    #[link_name = "smol_llama_vocab_get_suppress_tokens"]
     pub fn llama_vocab_get_suppress_tokens(
         vocab: *const llama_vocab,
         n_suppress_tokens: *mut i32,
     ) -> *const llama_token;
+    #[link_name = "smol_llama_vocab_fim_pre"]
     pub fn llama_vocab_fim_pre(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_fim_suf"]
     pub fn llama_vocab_fim_suf(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_fim_mid"]
     pub fn llama_vocab_fim_mid(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_fim_pad"]
     pub fn llama_vocab_fim_pad(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_fim_rep"]
     pub fn llama_vocab_fim_rep(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_fim_sep"]
     pub fn llama_vocab_fim_sep(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_get_text"]
     pub fn llama_token_get_text(
         vocab: *const llama_vocab,
         token: llama_token,
     ) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_token_get_score"]
     pub fn llama_token_get_score(vocab: *const llama_vocab, token: llama_token) -> f32;
+    #[link_name = "smol_llama_token_get_attr"]
     pub fn llama_token_get_attr(vocab: *const llama_vocab, token: llama_token) -> llama_token_attr;
+    #[link_name = "smol_llama_token_is_eog"]
     pub fn llama_token_is_eog(vocab: *const llama_vocab, token: llama_token) -> bool;
+    #[link_name = "smol_llama_token_is_control"]
     pub fn llama_token_is_control(vocab: *const llama_vocab, token: llama_token) -> bool;
+    #[link_name = "smol_llama_token_bos"]
     pub fn llama_token_bos(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_eos"]
     pub fn llama_token_eos(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_eot"]
     pub fn llama_token_eot(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_cls"]
     pub fn llama_token_cls(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_sep"]
     pub fn llama_token_sep(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_nl"]
     pub fn llama_token_nl(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_pad"]
     pub fn llama_token_pad(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_add_bos_token"]
     pub fn llama_add_bos_token(vocab: *const llama_vocab) -> bool;
+    #[link_name = "smol_llama_add_eos_token"]
     pub fn llama_add_eos_token(vocab: *const llama_vocab) -> bool;
+    #[link_name = "smol_llama_token_fim_pre"]
     pub fn llama_token_fim_pre(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_fim_suf"]
     pub fn llama_token_fim_suf(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_fim_mid"]
     pub fn llama_token_fim_mid(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_fim_pad"]
     pub fn llama_token_fim_pad(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_fim_rep"]
     pub fn llama_token_fim_rep(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_token_fim_sep"]
     pub fn llama_token_fim_sep(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_vocab_cls"]
     pub fn llama_vocab_cls(vocab: *const llama_vocab) -> llama_token;
+    #[link_name = "smol_llama_tokenize"]
     pub fn llama_tokenize(
         vocab: *const llama_vocab,
         text: *const ::std::os::raw::c_char,
@@ -4777,6 +5590,7 @@ unsafe extern "C" {
         add_special: bool,
         parse_special: bool,
     ) -> i32;
+    #[link_name = "smol_llama_token_to_piece"]
     pub fn llama_token_to_piece(
         vocab: *const llama_vocab,
         token: llama_token,
@@ -4785,6 +5599,7 @@ unsafe extern "C" {
         lstrip: i32,
         special: bool,
     ) -> i32;
+    #[link_name = "smol_llama_detokenize"]
     pub fn llama_detokenize(
         vocab: *const llama_vocab,
         tokens: *const llama_token,
@@ -4794,6 +5609,7 @@ unsafe extern "C" {
         remove_special: bool,
         unparse_special: bool,
     ) -> i32;
+    #[link_name = "smol_llama_chat_apply_template"]
     pub fn llama_chat_apply_template(
         tmpl: *const ::std::os::raw::c_char,
         chat: *const llama_chat_message,
@@ -4802,42 +5618,68 @@ unsafe extern "C" {
         buf: *mut ::std::os::raw::c_char,
         length: i32,
     ) -> i32;
+    #[link_name = "smol_llama_chat_builtin_templates"]
     pub fn llama_chat_builtin_templates(
         output: *mut *const ::std::os::raw::c_char,
         len: usize,
     ) -> i32;
+    #[link_name = "smol_llama_set_sampler"]
     pub fn llama_set_sampler(
         ctx: *mut llama_context,
         seq_id: llama_seq_id,
         smpl: *mut llama_sampler,
     ) -> bool;
+    #[link_name = "smol_llama_sampler_init"]
     pub fn llama_sampler_init(
         iface: *mut llama_sampler_i,
         ctx: llama_sampler_context_t,
     ) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_name"]
     pub fn llama_sampler_name(smpl: *const llama_sampler) -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_sampler_accept"]
     pub fn llama_sampler_accept(smpl: *mut llama_sampler, token: llama_token);
+    #[link_name = "smol_llama_sampler_apply"]
     pub fn llama_sampler_apply(smpl: *mut llama_sampler, cur_p: *mut llama_token_data_array);
+    #[link_name = "smol_llama_sampler_reset"]
     pub fn llama_sampler_reset(smpl: *mut llama_sampler);
+    #[link_name = "smol_llama_sampler_clone"]
     pub fn llama_sampler_clone(smpl: *const llama_sampler) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_copy"]
     pub fn llama_sampler_copy(src: *const llama_sampler, dst: *mut llama_sampler);
+    #[link_name = "smol_llama_sampler_free"]
     pub fn llama_sampler_free(smpl: *mut llama_sampler);
+    #[link_name = "smol_llama_sampler_chain_init"]
     pub fn llama_sampler_chain_init(params: llama_sampler_chain_params) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_chain_add"]
     pub fn llama_sampler_chain_add(chain: *mut llama_sampler, smpl: *mut llama_sampler);
+    #[link_name = "smol_llama_sampler_chain_get"]
     pub fn llama_sampler_chain_get(chain: *mut llama_sampler, i: i32) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_chain_n"]
     pub fn llama_sampler_chain_n(chain: *const llama_sampler) -> i32;
+    #[link_name = "smol_llama_sampler_chain_remove"]
     pub fn llama_sampler_chain_remove(chain: *mut llama_sampler, i: i32) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_greedy"]
     pub fn llama_sampler_init_greedy() -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_dist"]
     pub fn llama_sampler_init_dist(seed: u32) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_top_k"]
     pub fn llama_sampler_init_top_k(k: i32) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_top_p"]
     pub fn llama_sampler_init_top_p(p: f32, min_keep: usize) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_min_p"]
     pub fn llama_sampler_init_min_p(p: f32, min_keep: usize) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_typical"]
     pub fn llama_sampler_init_typical(p: f32, min_keep: usize) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_temp"]
     pub fn llama_sampler_init_temp(t: f32) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_temp_ext"]
     pub fn llama_sampler_init_temp_ext(t: f32, delta: f32, exponent: f32) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_xtc"]
     pub fn llama_sampler_init_xtc(p: f32, t: f32, min_keep: usize, seed: u32)
     -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_top_n_sigma"]
     pub fn llama_sampler_init_top_n_sigma(n: f32) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_mirostat"]
     pub fn llama_sampler_init_mirostat(
         n_vocab: i32,
         seed: u32,
@@ -4845,12 +5687,15 @@ unsafe extern "C" {
         eta: f32,
         m: i32,
     ) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_mirostat_v2"]
     pub fn llama_sampler_init_mirostat_v2(seed: u32, tau: f32, eta: f32) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_grammar"]
     pub fn llama_sampler_init_grammar(
         vocab: *const llama_vocab,
         grammar_str: *const ::std::os::raw::c_char,
         grammar_root: *const ::std::os::raw::c_char,
     ) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_grammar_lazy"]
     pub fn llama_sampler_init_grammar_lazy(
         vocab: *const llama_vocab,
         grammar_str: *const ::std::os::raw::c_char,
@@ -4860,6 +5705,7 @@ unsafe extern "C" {
         trigger_tokens: *const llama_token,
         num_trigger_tokens: usize,
     ) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_grammar_lazy_patterns"]
     pub fn llama_sampler_init_grammar_lazy_patterns(
         vocab: *const llama_vocab,
         grammar_str: *const ::std::os::raw::c_char,
@@ -4869,6 +5715,7 @@ unsafe extern "C" {
         trigger_tokens: *const llama_token,
         num_trigger_tokens: usize,
     ) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_penalties"]
     pub fn llama_sampler_init_penalties(
         n_vocab: i32,
         penalty_last_n: i32,
@@ -4876,6 +5723,7 @@ unsafe extern "C" {
         penalty_freq: f32,
         penalty_present: f32,
     ) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_dry"]
     pub fn llama_sampler_init_dry(
         vocab: *const llama_vocab,
         dry_multiplier: f32,
@@ -4885,19 +5733,25 @@ unsafe extern "C" {
         seq_breakers: *mut *const ::std::os::raw::c_char,
         num_breakers: usize,
     ) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_adaptive_p"]
     pub fn llama_sampler_init_adaptive_p(target: f32, decay: f32, seed: u32) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_logit_bias"]
     pub fn llama_sampler_init_logit_bias(
         n_vocab: i32,
         n_logit_bias: i32,
         logit_bias: *const llama_logit_bias,
     ) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_init_infill"]
     pub fn llama_sampler_init_infill(vocab: *const llama_vocab) -> *mut llama_sampler;
+    #[link_name = "smol_llama_sampler_get_seed"]
     pub fn llama_sampler_get_seed(smpl: *const llama_sampler) -> u32;
+    #[link_name = "smol_llama_sampler_sample"]
     pub fn llama_sampler_sample(
         smpl: *mut llama_sampler,
         ctx: *mut llama_context,
         idx: i32,
     ) -> llama_token;
+    #[link_name = "smol_llama_split_path"]
     pub fn llama_split_path(
         split_path: *mut ::std::os::raw::c_char,
         maxlen: usize,
@@ -4905,6 +5759,7 @@ unsafe extern "C" {
         split_no: i32,
         split_count: i32,
     ) -> i32;
+    #[link_name = "smol_llama_split_prefix"]
     pub fn llama_split_prefix(
         split_prefix: *mut ::std::os::raw::c_char,
         maxlen: usize,
@@ -4912,27 +5767,39 @@ unsafe extern "C" {
         split_no: i32,
         split_count: i32,
     ) -> i32;
+    #[link_name = "smol_llama_print_system_info"]
     pub fn llama_print_system_info() -> *const ::std::os::raw::c_char;
+    #[link_name = "smol_llama_log_get"]
     pub fn llama_log_get(
         log_callback: *mut ggml_log_callback,
         user_data: *mut *mut ::std::os::raw::c_void,
     );
+    #[link_name = "smol_llama_log_set"]
     pub fn llama_log_set(log_callback: ggml_log_callback, user_data: *mut ::std::os::raw::c_void);
+    #[link_name = "smol_llama_perf_context"]
     pub fn llama_perf_context(ctx: *const llama_context) -> llama_perf_context_data;
+    #[link_name = "smol_llama_perf_context_print"]
     pub fn llama_perf_context_print(ctx: *const llama_context);
+    #[link_name = "smol_llama_perf_context_reset"]
     pub fn llama_perf_context_reset(ctx: *mut llama_context);
+    #[link_name = "smol_llama_perf_sampler"]
     pub fn llama_perf_sampler(chain: *const llama_sampler) -> llama_perf_sampler_data;
+    #[link_name = "smol_llama_perf_sampler_print"]
     pub fn llama_perf_sampler_print(chain: *const llama_sampler);
+    #[link_name = "smol_llama_perf_sampler_reset"]
     pub fn llama_perf_sampler_reset(chain: *mut llama_sampler);
+    #[link_name = "smol_llama_opt_param_filter_all"]
     pub fn llama_opt_param_filter_all(
         tensor: *const ggml_tensor,
         userdata: *mut ::std::os::raw::c_void,
     ) -> bool;
+    #[link_name = "smol_llama_opt_init"]
     pub fn llama_opt_init(
         lctx: *mut llama_context,
         model: *mut llama_model,
         lopt_params: llama_opt_params,
     );
+    #[link_name = "smol_llama_opt_epoch"]
     pub fn llama_opt_epoch(
         lctx: *mut llama_context,
         dataset: ggml_opt_dataset_t,
@@ -4943,6 +5810,9 @@ unsafe extern "C" {
         callback_eval: ggml_opt_epoch_callback,
     );
     pub fn smol_last_error() -> *const ::std::os::raw::c_char;
+    pub fn smol_level_count() -> u32;
+    pub fn smol_level_selected() -> u32;
+    pub fn smol_level_select(level: u32) -> smol_status;
     pub fn smol_install(abi_version: u32) -> smol_status;
     pub fn smol_abi_version() -> u32;
     pub fn smol_has_load_hook() -> bool;

@@ -11,18 +11,29 @@ pub struct BuildInfo {
     pub ggml_version: &'static str,
     /// Target triple.
     pub target: &'static str,
-    /// CPU level of the kernels, for example `x86-64-v3`.
-    pub cpu_level: &'static str,
-    /// Compiler flags that the level stands for.
-    pub cpu_flags: &'static str,
-    /// CPU features that the level needs, as `std::arch` spells them.
-    pub cpu_features: &'static [&'static str],
+    /// Device that the build was made for, for example `tvbox`; empty when the level was chosen otherwise.
+    pub cpu_preset: &'static str,
+    /// CPU core that the kernels are scheduled for, as clang spells it; empty for none.
+    pub cpu_tune: &'static str,
+    /// CPU levels that the kernels were compiled for, lowest first: one, or several with the feature `multi-level`.
+    pub cpu_levels: &'static [CpuLevel],
     /// First line of the C++ compiler's `--version`; empty when nothing was compiled.
     pub compiler: &'static str,
     /// One hash for ids, order and contents of the applied patches.
     pub patch_set: &'static str,
     /// The patch series, in order, with the patches that were left out.
     pub patches: &'static [PatchInfo],
+}
+
+/// A set of instructions that kernels were compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuLevel {
+    /// Name, for example `x86-64-v3` or `armv8.2-a+dotprod`.
+    pub name: &'static str,
+    /// Compiler flags that the level stands for.
+    pub flags: &'static str,
+    /// CPU features that it needs, as `std::arch` spells them.
+    pub features: &'static [&'static str],
 }
 
 /// One patch of the series.

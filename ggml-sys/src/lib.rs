@@ -18,13 +18,20 @@
 //! # Features
 //!
 //! `load-hook` and `work-buffer`, on by default: one for each patch of `patches/series.toml`; without them upstream's
-//! code is compiled as it is. `buildtime-bindgen`: regenerates the bindings from the pinned headers; needs libclang.
+//! code is compiled as it is. `multi-level`: the CPU backend once for each of several CPU levels; [`cpu::check`] selects
+//! the best one that the CPU has. `buildtime-bindgen`: regenerates the bindings from the pinned headers; needs libclang.
 //!
 //! # Metadata for dependents
 //!
 //! `links = "smol_llama"`: the build script of a direct dependent sees `DEP_SMOL_LLAMA_ROOT` (the patched tree),
-//! `_INCLUDE` (folder of `smol.h`), `_LLAMA_VERSION`, `_LLAMA_COMMIT`, `_CPU_LEVEL`, `_PATCHES` (ids, comma separated)
-//! and `_PATCH_SET` (one hash for the applied patches).
+//! `_INCLUDE` (folder of `smol.h`), `_NAMES` (folder of `smol-names.h`), `_LLAMA_VERSION`, `_LLAMA_COMMIT`, `_CPU_LEVELS`, `_CPU_PRESET`, `_CPU_TUNE`
+//! and `_PATCHES` (names, comma separated), and `_PATCH_SET` (one hash for the applied patches).
+//!
+//! # Symbols
+//!
+//! Every native symbol of this library has a name of its own: C functions start with `smol_` (`llama_decode` is
+//! `smol_llama_decode` for the linker), C++ names end with `.smol`. So another crate that brings its own ggml can be
+//! linked into the same program. C or C++ code that calls into this library includes `smol-names.h` before `llama.h`.
 
 // Generated declarations are documented by the headers that they come from.
 #[allow(
@@ -48,5 +55,7 @@ pub use bindings::*;
 mod build_info;
 pub mod cpu;
 pub mod quants;
+#[cfg(feature = "tools")]
+pub mod tools;
 
-pub use build_info::{BuildInfo, PatchInfo, build_info};
+pub use build_info::{BuildInfo, CpuLevel, PatchInfo, build_info};

@@ -2,6 +2,8 @@
 // The build script's modules speak to cargo on standard output, and not all of them are used here.
 #![allow(dead_code, clippy::print_stdout)]
 
+#[path = "../build/android.rs"]
+mod android;
 #[path = "../build/apple.rs"]
 mod apple;
 #[path = "../build/cpu_level.rs"]
@@ -43,11 +45,15 @@ impl Fixture {
             host: "x86_64-unknown-linux-gnu".into(),
             target_arch: "x86_64".into(),
             target_os: "linux".into(),
+            target_env: "gnu".into(),
             features: BTreeSet::from(["insert".to_owned()]),
             docs_rs: false,
             llama_dir: Some(path("tree")),
             cpu: None,
             ios_version: None,
+            android: android::AndroidVars::default(),
+            ndk: None,
+            stdlib_is_set: false,
         };
         let fixture = Fixture { dir, vars };
         fixture.write("tree/include/llama.h", "");
@@ -227,6 +233,7 @@ fn levels_are_spelled_as_documented() {
     assert_eq!(a76.flags, ["-march=armv8.2-a+dotprod+fp16"]);
     assert_eq!(a76.required, ["lse", "rdm", "dotprod", "fp16"]);
     assert!(level("aarch64", "armv8-a").expect("known").required.is_empty());
+    assert_eq!(level("aarch64", "armv8.2-a+sve").expect("known").required, ["lse", "rdm", "sve", "fp16"]);
     assert!(level("aarch64", "armv8.6-a+i8mm").is_ok());
     for (arch, name, part) in [
         ("x86_64", "x86-64-v5", "`x86-64-v5` is not known"),
@@ -238,6 +245,35 @@ fn levels_are_spelled_as_documented() {
         let error = level(arch, name).err().unwrap_or_else(|| panic!("{name} must be refused"));
         assert_has(&error, &[part]);
     }
+}
+
+#[test]
+fn presets_are_levels_tuned_for_a_core() {
+    let preset = |arch: &str, name: &str| {
+        let mut fixture = Fixture::new();
+        fixture.vars.target_arch = arch.into();
+        fixture.vars.cpu = Some(name.into());
+        cpu_level::CpuLevel::resolve(&fixture.vars)
+    };
+    for (name, level, tune) in [
+        ("tvbox", "armv8.2-a+dotprod+fp16", Some("cortex-a55")),
+        ("ipad-air", "armv8-a", Some("apple-a7")),
+        ("rpi4", "armv8-a", Some("cortex-a72")),
+        ("rpi5", "armv8.2-a+dotprod+fp16", Some("cortex-a76")),
+        ("generic", "armv8-a", None),
+    ] {
+        let found = preset("aarch64", name).expect("known");
+        assert_eq!((found.name.as_str(), found.preset, found.tune), (level, Some(name), tune));
+        let plain = preset("aarch64", level).expect("known");
+        assert_eq!((plain.preset, plain.tune), (None, None));
+        assert_eq!(found.required, plain.required, "tuning allows no instruction");
+    }
+    assert_eq!(preset("x86_64", "generic").expect("every target has it").preset, Some("generic"));
+    let error = preset("x86_64", "tvbox").expect_err("another architecture");
+    assert_has(&error, &["GGML_SYS_CPU=tvbox", "aarch64", "this build is for x86_64"]);
+    assert_has(&preset("aarch64", "tv-box").expect_err("unknown"), &["tvbox", "ipad-air", "rpi5"]);
+    let error = preset("x86_64", "x86").expect_err("unknown");
+    assert!(!error.contains("tvbox"), "{error}");
 }
 
 #[test]

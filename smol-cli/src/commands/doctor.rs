@@ -45,13 +45,21 @@ struct BuildReport {
     ggml_version: &'static str,
     target: &'static str,
     compiler: &'static str,
-    cpu_level: &'static str,
-    cpu_flags: &'static str,
-    cpu_features: &'static [&'static str],
-    /// Features that the build needs and this CPU lacks: models cannot be run.
-    missing_features: Vec<&'static str>,
+    /// Lowest first.
+    cpu_levels: Vec<LevelReport>,
+    /// The level whose kernels run; none if this CPU cannot run the lowest one: models cannot be run then.
+    cpu_level: Option<&'static str>,
     patch_set: &'static str,
     patches: Vec<PatchReport>,
+}
+
+#[derive(Serialize)]
+struct LevelReport {
+    name: &'static str,
+    flags: &'static str,
+    features: &'static [&'static str],
+    /// Those of `features` that this CPU lacks.
+    missing: Vec<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -144,7 +152,12 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
 fn build_report() -> BuildReport {
     let build = smolmaxxing::build_info();
     let features = cpu_features();
-    let missing = |feature: &&'static str| !features.contains(feature);
+    let level = |level: &smolmaxxing::CpuLevel| LevelReport {
+        name: level.name,
+        flags: level.flags,
+        features: level.features,
+        missing: level.features.iter().copied().filter(|name| !features.contains(name)).collect(),
+    };
     let patch = |patch: &smolmaxxing::PatchInfo| PatchReport {
         id: patch.id,
         file: patch.file,
@@ -158,10 +171,8 @@ fn build_report() -> BuildReport {
         ggml_version: build.ggml_version,
         target: build.target,
         compiler: build.compiler,
-        cpu_level: build.cpu_level,
-        cpu_flags: build.cpu_flags,
-        cpu_features: build.cpu_features,
-        missing_features: build.cpu_features.iter().copied().filter(missing).collect(),
+        cpu_levels: build.cpu_levels.iter().map(level).collect(),
+        cpu_level: smolmaxxing::cpu::check().ok().map(|level| level.name),
         patch_set: build.patch_set,
         patches: build.patches.iter().map(patch).collect(),
     }
@@ -252,14 +263,20 @@ fn text(report: &Report) -> String {
     line("smol", &format!("{} for {}", report.version, build.target));
     line("llama.cpp", &format!("{} ({})", build.llama_version, build.llama_commit));
     line("  compiler", build.compiler);
-    line("  cpu level", build.cpu_level);
+    for level in &build.cpu_levels {
+        let state = match (build.cpu_level == Some(level.name), level.missing.is_empty()) {
+            (true, _) => "in use".to_owned(),
+            (false, true) => "not used: a higher one is".to_owned(),
+            (false, false) => format!("this CPU lacks {}", level.missing.join(" ")),
+        };
+        line("  cpu level", &format!("{} ({state})", level.name));
+    }
     for patch in &build.patches {
         let state = if patch.applied { "applied" } else { "left out" };
         line("  patch", &format!("{} ({state}): {}", patch.id, patch.purpose));
     }
-    if !build.missing_features.is_empty() {
-        let missing = build.missing_features.join(" ");
-        line("  FAULT", &format!("this CPU lacks {missing}: rebuild for this machine"));
+    if build.cpu_level.is_none() {
+        line("  FAULT", "this CPU runs none of the levels: rebuild for this machine");
     }
     let cpu = &report.cpu;
     line("cpu", cpu.name.as_deref().unwrap_or("unknown"));

@@ -125,7 +125,8 @@ pub fn table(rows: &[Row]) -> String {
             let _ = write!(text, ", at most {:.0} MB of memory", bytes as f64 / 1e6);
         }
         let build = smolmaxxing::build_info();
-        let _ = writeln!(text, ", llama.cpp {} ({})", build.llama_version, build.cpu_level);
+        let level = smolmaxxing::cpu::selected().name;
+        let _ = writeln!(text, ", llama.cpp {} ({level})", build.llama_version);
     }
     text
 }
