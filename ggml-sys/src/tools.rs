@@ -4,64 +4,55 @@
 //! (`-hf`, `-mu https://...`) ends with a message that says so; a file and `http://` work.
 
 use crate::{SMOL_OK, smol_last_error, smol_status};
-use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-// Declared in native/tools.h. By hand: bindings.rs is the same with and without the feature.
+/// A tool's entry point, see native/tools.h.
+type Entry = unsafe extern "C" fn(c_int, *mut *mut c_char, *mut c_int) -> smol_status;
+
+// By hand: bindings.rs is the same with and without the feature.
 unsafe extern "C" {
-    fn smol_tool_run(
-        tool: c_uint,
-        argc: c_int,
-        argv: *mut *mut c_char,
-        code: *mut c_int,
-    ) -> smol_status;
+    fn smol_tool_bench(argc: c_int, argv: *mut *mut c_char, code: *mut c_int) -> smol_status;
+    fn smol_tool_perplexity(argc: c_int, argv: *mut *mut c_char, code: *mut c_int) -> smol_status;
+    fn smol_tool_quantize(argc: c_int, argv: *mut *mut c_char, code: *mut c_int) -> smol_status;
+    fn smol_tool_completion(argc: c_int, argv: *mut *mut c_char, code: *mut c_int) -> smol_status;
     fn smol_tool_at_exit(function: extern "C" fn()) -> bool;
 }
 
-/// One of upstream's tools.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Tool {
-    /// `llama-bench`: speed of prompt processing and generation.
-    Bench,
-    /// `llama-perplexity`: perplexity and other scores of a text.
-    Perplexity,
-    /// `llama-quantize`: converts a model to another type.
-    Quantize,
-    /// `llama-completion`: continues a prompt, also interactively.
-    Completion,
+/// One of upstream's tools. A program contains only those that it names.
+#[derive(Clone, Copy)]
+pub struct Tool {
+    name: &'static str,
+    entry: Entry,
 }
 
 impl Tool {
-    /// Every tool.
-    pub const ALL: [Self; 4] = [Self::Bench, Self::Perplexity, Self::Quantize, Self::Completion];
+    /// `llama-bench`: speed of prompt processing and generation.
+    pub const BENCH: Self = Self { name: "llama-bench", entry: smol_tool_bench };
+    /// `llama-perplexity`: perplexity and other scores of a text.
+    pub const PERPLEXITY: Self = Self { name: "llama-perplexity", entry: smol_tool_perplexity };
+    /// `llama-quantize`: converts a model to another type.
+    pub const QUANTIZE: Self = Self { name: "llama-quantize", entry: smol_tool_quantize };
+    /// `llama-completion`: continues a prompt, also interactively.
+    pub const COMPLETION: Self = Self { name: "llama-completion", entry: smol_tool_completion };
 
     /// Returns the name of upstream's program.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Bench => "llama-bench",
-            Self::Perplexity => "llama-perplexity",
-            Self::Quantize => "llama-quantize",
-            Self::Completion => "llama-completion",
-        }
-    }
-
-    /// `enum smol_tool`.
-    fn number(self) -> c_uint {
-        match self {
-            Self::Bench => 0,
-            Self::Perplexity => 1,
-            Self::Quantize => 2,
-            Self::Completion => 3,
-        }
+        self.name
     }
 }
 
 impl fmt::Display for Tool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name)
+    }
+}
+
+impl fmt::Debug for Tool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tool").field(&self.name).finish()
     }
 }
 
@@ -117,7 +108,7 @@ pub fn run(tool: Tool, args: &[CString]) -> Result<c_int, ToolError> {
     // SAFETY: `argv` has `argc` NUL-terminated strings and a null pointer at its end, all of them alive and ours during
     // the call, as the `main` of a C program gets them; `code` is writable; exceptions are caught (native/tools.cpp);
     // one tool runs at a time.
-    let status = unsafe { smol_tool_run(tool.number(), argc, argv.as_mut_ptr(), &raw mut code) };
+    let status = unsafe { (tool.entry)(argc, argv.as_mut_ptr(), &raw mut code) };
     if status == SMOL_OK {
         return Ok(code);
     }

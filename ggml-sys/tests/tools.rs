@@ -12,14 +12,15 @@ fn args(words: &[&str]) -> Vec<CString> {
 fn the_exit_code_comes_back() {
     ggml_sys::cpu::check().expect("tests run on the machine that they were built for");
     let unknown = args(&["llama-perplexity", "--no-such-option"]);
-    assert_eq!(tools::run(Tool::Perplexity, &unknown), Ok(1));
+    assert_eq!(tools::run(Tool::PERPLEXITY, &unknown), Ok(1));
     // A second one may follow.
     let missing = args(&["llama-quantize", "/no/such/file.gguf", "/no/such/out.gguf", "q8_0"]);
-    assert_eq!(tools::run(Tool::Quantize, &missing), Ok(1));
+    assert_eq!(tools::run(Tool::QUANTIZE, &missing), Ok(1));
 }
 
 #[test]
 fn names_are_upstreams() {
-    let names: Vec<_> = Tool::ALL.iter().map(Tool::to_string).collect();
+    let tools = [Tool::BENCH, Tool::PERPLEXITY, Tool::QUANTIZE, Tool::COMPLETION];
+    let names = tools.map(|tool| tool.to_string());
     assert_eq!(names, ["llama-bench", "llama-perplexity", "llama-quantize", "llama-completion"]);
 }

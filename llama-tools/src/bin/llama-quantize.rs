@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    llama_tools::main(llama_rs::tools::Tool::Quantize)
+    llama_tools::main(llama_rs::tools::Tool::QUANTIZE)
 }
