@@ -99,4 +99,4 @@ pub const OVERLAY: &[&str] = &["guard.cpp", "levels.cpp", "overlay.cpp"];
 pub const DISPATCH: &[&str] = &["dispatch.cpp"];
 
 /// The backend registry, in `native/`: instead of upstream's ggml-backend-reg.cpp and ggml-backend-dl.cpp.
-pub const REGISTRY: &[&str] = &["registry.cpp"];
+pub const REGISTRY: &[&str] = &["registry.cpp", "thread_stack.cpp"];

@@ -6,6 +6,7 @@
 // Unlike upstream's, it may be used from several threads at once, and nothing is thrown out of it. No callback of a
 // backend runs under its lock, so that a backend may look others up.
 #include "levels.h"
+#include "thread_stack.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
@@ -75,6 +76,7 @@ struct registry {
 
     registry() {
         smol_level_fix();
+        smol_thread_stack();
         add(ggml_backend_cpu_reg());
     }
 
