@@ -114,6 +114,11 @@ impl CpuLevel {
         parse(name, arch)
     }
 
+    /// What any machine of the target has.
+    pub fn generic(vars: &Vars) -> Result<Self, String> {
+        parse(generic(&vars.target_arch, &vars.target_os), &vars.target_arch)
+    }
+
     /// The level that the user or the target asks for.
     pub fn resolve(vars: &Vars) -> Result<Self, String> {
         let wanted = vars.cpu.as_deref().unwrap_or("default");

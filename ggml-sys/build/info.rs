@@ -58,6 +58,9 @@ pub fn write(
     }
     text.push_str("    ],\n}\n");
     write_if_changed(&vars.out_dir.join("build_info.rs"), text.as_bytes())?;
+    // The same for tools that cannot run what was built.
+    let json = json(vars, pin, series, levels, compiler).to_string();
+    write_if_changed(&vars.out_dir.join("build_info.json"), json.as_bytes())?;
 
     let generated = vars.out_dir.join("generated");
     let header = |prefix: &str, version: &str| {
@@ -101,4 +104,42 @@ pub fn write(
         }
     }
     Ok(())
+}
+
+fn json(
+    vars: &Vars,
+    pin: &Pin,
+    series: &Series,
+    levels: &[CpuLevel],
+    compiler: Option<&str>,
+) -> serde_json::Value {
+    let level = |level: &CpuLevel| {
+        serde_json::json!({
+            "name": level.name,
+            "flags": level.flags.join(" "),
+            "features": level.required,
+        })
+    };
+    let patch = |patch: &crate::series::Patch| {
+        serde_json::json!({
+            "id": patch.id,
+            "file": patch.file,
+            "sha256": patch.sha256,
+            "applied": patch.enabled,
+            "purpose": patch.purpose,
+        })
+    };
+    serde_json::json!({
+        "llama_version": pin.llama_version,
+        "llama_commit": pin.commit,
+        "ggml_version": pin.ggml_version,
+        "target": vars.target,
+        "compiler": compiler.unwrap_or_default(),
+        "cpu_preset": levels.first().and_then(|level| level.preset),
+        "cpu_tune": levels.first().and_then(|level| level.tune),
+        "cpu_levels": levels.iter().map(level).collect::<Vec<_>>(),
+        "features": vars.features,
+        "patch_set": series.digest(),
+        "patches": series.patches.iter().map(patch).collect::<Vec<_>>(),
+    })
 }

@@ -10,28 +10,34 @@ use crate::vars::Vars;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Lowest first; each one above is tried from the highest down at start.
+/// Lowest first; at start they are tried from the highest down.
 const X86: &[&str] = &["x86-64-v2", "x86-64-v3", "x86-64-v4+vnni"];
 const ARM: &[&str] =
     &["armv8-a", "armv8.2-a+dotprod", "armv8.2-a+dotprod+fp16", "armv8.2-a+dotprod+fp16+i8mm"];
 
-/// The levels to compile, lowest first: one, or with `multi-level` all of the architecture.
+/// The levels to compile, lowest first: the one that the user or the target asks for, and with `multi-level` those above
+/// it, where nothing that is asked for means what any machine of the target has.
 pub fn resolve(vars: &Vars) -> Result<Vec<CpuLevel>, String> {
     if !vars.features.contains("multi-level") {
         return Ok(vec![CpuLevel::resolve(vars)?]);
     }
-    if let Some(cpu) = vars.cpu.as_deref().filter(|cpu| *cpu != "generic") {
-        return Err(format!(
-            "GGML_SYS_CPU={cpu} asks for one CPU level, and the feature multi-level builds all and chooses at start: \
-             unset one of the two"
-        ));
-    }
+    let lowest =
+        if vars.cpu.is_some() { CpuLevel::resolve(vars)? } else { CpuLevel::generic(vars)? };
     let names = match vars.target_arch.as_str() {
         "x86_64" => X86,
         "aarch64" => ARM,
-        _ => return Ok(vec![CpuLevel::resolve(vars)?]),
+        _ => &[],
     };
-    names.iter().map(|name| CpuLevel::parse(name, &vars.target_arch)).collect()
+    let mut levels = vec![lowest];
+    for name in names {
+        let level = CpuLevel::parse(name, &vars.target_arch)?;
+        let needs = |feature| level.required.contains(feature);
+        let lowest = &levels[0].required;
+        if lowest.iter().all(needs) && level.required.len() > lowest.len() {
+            levels.push(level);
+        }
+    }
+    Ok(levels)
 }
 
 /// The name of a symbol that the CPU backend of one level defines.
@@ -111,7 +117,8 @@ impl Names {
 pub fn source(levels: &[CpuLevel], entries: &[String], arch: &str, apple: bool) -> String {
     // A label in assembly is the C name with the format's prefix.
     let prefix = if apple { "_" } else { "" };
-    let mut text = format!("#include \"levels.h\"\n\nconst uint32_t smol_level_n = {};\n", levels.len());
+    let mut text =
+        format!("#include \"levels.h\"\n\nconst uint32_t smol_level_n = {};\n", levels.len());
     for (number, entry) in entries.iter().enumerate() {
         for (level, info) in levels.iter().enumerate() {
             let symbol = level_name(entry, &info.name);
@@ -124,7 +131,12 @@ pub fn source(levels: &[CpuLevel], entries: &[String], arch: &str, apple: bool) 
             text,
             "__attribute__((used)) void (*smol_level_slot_{number})(void) = smol_level_fn_{number}_0;"
         );
-        text.push_str(&stub(arch, apple, &format!("{prefix}{entry}"), &format!("{prefix}smol_level_slot_{number}")));
+        text.push_str(&stub(
+            arch,
+            apple,
+            &format!("{prefix}{entry}"),
+            &format!("{prefix}smol_level_slot_{number}"),
+        ));
     }
     text.push_str("\nvoid smol_level_apply(uint32_t level) {\n    switch (level) {\n");
     for level in 0..levels.len() {
@@ -161,9 +173,7 @@ fn stub(arch: &str, apple: bool, name: &str, slot: &str) -> String {
     // ELF: back to the section that the compiler believes to be in.
     let (kind, before, after) = match apple {
         true => (String::new(), ".text", ""),
-        false => {
-            (format!(".type {name}, %function\\n"), ".pushsection .text", ".popsection\\n")
-        }
+        false => (format!(".type {name}, %function\\n"), ".pushsection .text", ".popsection\\n"),
     };
     let mut text =
         format!("__asm__(\"{before}\\n.p2align 4\\n.globl {name}\\n{kind}{name}:\\n\"\n");

@@ -294,6 +294,10 @@ impl Group {
         build.flag_if_supported(format!("-ffile-prefix-map={}=.", out_dir.display()));
         if self.warnings {
             build.flag_if_supported("-Wextra").flag_if_supported("-Wno-unused-parameter");
+            // Ours are compiled where they lie.
+            if let Some(native) = self.files.first().and_then(|file| file.parent()) {
+                build.flag_if_supported(format!("-ffile-prefix-map={}=native", native.display()));
+            }
         }
         let tool = build
             .try_get_compiler()

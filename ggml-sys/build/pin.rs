@@ -44,7 +44,9 @@ impl Pin {
                 .get("build_number")
                 .and_then(|value| value.as_integer())
                 .and_then(|number| u32::try_from(number).ok())
-                .ok_or_else(|| format!("{}: key `build_number` is missing or no number", path.display()))?,
+                .ok_or_else(|| {
+                    format!("{}: key `build_number` is missing or no number", path.display())
+                })?,
             package: text("package")?,
             package_version: text("package_version")?,
             files,

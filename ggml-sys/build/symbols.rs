@@ -24,7 +24,7 @@ pub struct Symbol {
     /// false only where the object says that it is data.
     pub callable: bool,
     /// Where its name offset, a 32-bit number, lies in the file.
-    entry: usize,
+    pub entry: usize,
 }
 
 /// The string table: where it lies, and where the file says so.
@@ -51,10 +51,7 @@ pub fn list(bytes: &[u8]) -> Result<Vec<Symbol>, String> {
 /// # Errors
 ///
 /// The file is no relocatable little-endian ELF or Mach-O object.
-pub fn rename(
-    bytes: &[u8],
-    new_name: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<u8>, String> {
+pub fn rename(bytes: &[u8], new_name: impl Fn(&str) -> Option<String>) -> Result<Vec<u8>, String> {
     let (symbols, strings) = read(bytes)?;
     let mut file = bytes.to_vec();
     let mut table = bytes[strings.offset..strings.offset + strings.size].to_vec();
@@ -79,7 +76,8 @@ pub fn rename(
 
 /// The name of a symbol of ours in the finished library.
 pub fn final_name(name: &str) -> String {
-    let is_c = !name.starts_with("_Z") && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    let is_c =
+        !name.starts_with("_Z") && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     match is_c {
         true if name.starts_with("smol_") => name.to_owned(),
         true => format!("smol_{name}"),
@@ -89,7 +87,10 @@ pub fn final_name(name: &str) -> String {
 
 fn read(bytes: &[u8]) -> Result<(Vec<Symbol>, Strings), String> {
     if !matches!(bytes, [0x7f, b'E', b'L', b'F', _, 1, ..] | [0xcf, 0xfa, 0xed, 0xfe, ..]) {
-        return Err("not a little-endian ELF or Mach-O object; -flto cannot be used for the C++ side".to_owned());
+        return Err(
+            "not a little-endian ELF or Mach-O object; -flto cannot be used for the C++ side"
+                .to_owned(),
+        );
     }
     let found = match FileKind::parse(bytes) {
         Ok(FileKind::Elf64) => read_elf::<elf::FileHeader64<Endianness>>(bytes),
@@ -132,7 +133,8 @@ fn read_elf<H: object::read::elf::FileHeader<Endian = Endianness>>(
     let headers: u64 = header.e_shoff(endian).into();
     let entry = usize::try_from(headers).unwrap_or(usize::MAX / 2)
         + strings.0 * size_of::<H::SectionHeader>();
-    let (offset, size): (u64, u64) = (section.sh_offset(endian).into(), section.sh_size(endian).into());
+    let (offset, size): (u64, u64) =
+        (section.sh_offset(endian).into(), section.sh_size(endian).into());
     // Fields sh_offset and sh_size of a section header.
     let fields = if header.is_class_64() { [(24, 8), (32, 8)] } else { [(16, 4), (20, 4)] };
     Ok((

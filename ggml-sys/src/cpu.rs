@@ -97,17 +97,14 @@ fn apply(index: usize) -> bool {
 }
 
 /// Index of the highest level that a CPU can run.
-fn best_of(
-    levels: &[CpuLevel],
-    has: impl Fn(&str) -> bool,
-) -> Result<usize, MissingFeatures> {
+fn best_of(levels: &[CpuLevel], has: impl Fn(&str) -> bool) -> Result<usize, MissingFeatures> {
     let missing = |level: &CpuLevel| -> Vec<_> {
         level.features.iter().copied().filter(|feature| !has(feature)).collect()
     };
-    levels.iter().rposition(|level| missing(level).is_empty()).ok_or_else(|| MissingFeatures {
-        level: levels[0].name,
-        missing: missing(&levels[0]),
-    })
+    levels
+        .iter()
+        .rposition(|level| missing(level).is_empty())
+        .ok_or_else(|| MissingFeatures { level: levels[0].name, missing: missing(&levels[0]) })
 }
 
 /// Features of the running CPU, out of those that a level can need, each with whether it is there.
@@ -155,13 +152,17 @@ mod tests {
         let levels = build_info().cpu_levels;
         let higher = levels.iter().rev().take_while(|other| *other != level);
         for other in higher {
-            assert!(other.features.iter().any(|feature| !has(feature)), "{other:?} was passed over");
+            assert!(
+                other.features.iter().any(|feature| !has(feature)),
+                "{other:?} was passed over"
+            );
         }
     }
 
     #[test]
     fn the_highest_level_wins() {
-        let best = |features: &'static [&str]| best_of(&[LOW, HIGH], |name| features.contains(&name));
+        let best =
+            |features: &'static [&str]| best_of(&[LOW, HIGH], |name| features.contains(&name));
         assert_eq!(best(&["dotprod", "fp16"]), Ok(1));
         assert_eq!(best(&["dotprod"]), Ok(0));
     }
@@ -183,6 +184,9 @@ mod tests {
     #[test]
     fn an_unknown_level_is_refused_with_the_known_ones() {
         let error = select("z80").expect_err("no such level").to_string();
-        assert!(error.contains("z80") && error.contains(build_info().cpu_levels[0].name), "{error}");
+        assert!(
+            error.contains("z80") && error.contains(build_info().cpu_levels[0].name),
+            "{error}"
+        );
     }
 }

@@ -8,12 +8,16 @@ mod android;
 mod apple;
 #[path = "../build/cpu_level.rs"]
 mod cpu_level;
+#[path = "../build/levels.rs"]
+mod levels;
 #[path = "../build/pin.rs"]
 mod pin;
 #[path = "../build/series.rs"]
 mod series;
 #[path = "../build/source.rs"]
 mod source;
+#[path = "../build/symbols.rs"]
+mod symbols;
 #[path = "../build/tool_files.rs"]
 mod tool_files;
 #[path = "../build/vars.rs"]
@@ -233,7 +237,10 @@ fn levels_are_spelled_as_documented() {
     assert_eq!(a76.flags, ["-march=armv8.2-a+dotprod+fp16"]);
     assert_eq!(a76.required, ["lse", "rdm", "dotprod", "fp16"]);
     assert!(level("aarch64", "armv8-a").expect("known").required.is_empty());
-    assert_eq!(level("aarch64", "armv8.2-a+sve").expect("known").required, ["lse", "rdm", "sve", "fp16"]);
+    assert_eq!(
+        level("aarch64", "armv8.2-a+sve").expect("known").required,
+        ["lse", "rdm", "sve", "fp16"]
+    );
     assert!(level("aarch64", "armv8.6-a+i8mm").is_ok());
     for (arch, name, part) in [
         ("x86_64", "x86-64-v5", "`x86-64-v5` is not known"),
@@ -316,4 +323,79 @@ fn ios_is_12_unless_a_later_one_is_asked_for() {
         let error = apple::deployment_target(&fixture.vars).expect_err("must be refused");
         assert_has(&error, &["IPHONEOS_DEPLOYMENT_TARGET", "12.0"]);
     }
+}
+
+/// Names of the levels that are built for an architecture.
+fn levels_of(
+    arch: &str,
+    os: &str,
+    cpu: Option<&str>,
+    features: &[&str],
+) -> Result<Vec<String>, String> {
+    let mut fixture = Fixture::new();
+    fixture.vars.target = format!("{arch}-unknown-{os}");
+    fixture.vars.target_arch = arch.to_owned();
+    fixture.vars.target_os = os.to_owned();
+    fixture.vars.cpu = cpu.map(str::to_owned);
+    fixture.vars.features = features.iter().map(|name| (*name).to_owned()).collect();
+    Ok(levels::resolve(&fixture.vars)?.into_iter().map(|level| level.name).collect())
+}
+
+#[test]
+fn one_level_without_the_feature_and_all_with_it() {
+    let arm = |features: &[&str]| levels_of("aarch64", "linux", None, features).expect("levels");
+    let all =
+        ["armv8-a", "armv8.2-a+dotprod", "armv8.2-a+dotprod+fp16", "armv8.2-a+dotprod+fp16+i8mm"];
+    assert_eq!(arm(&[]), all[..1]);
+    assert_eq!(arm(&["multi-level"]), all);
+    let x86 = levels_of("x86_64", "linux", None, &["multi-level"]).expect("levels");
+    assert_eq!(x86, ["x86-64-v2", "x86-64-v3", "x86-64-v4+vnni"]);
+}
+
+#[test]
+fn the_level_that_is_asked_for_is_the_lowest() {
+    let arm = |cpu| levels_of("aarch64", "linux", Some(cpu), &["multi-level"]).expect("levels");
+    let top = "armv8.2-a+dotprod+fp16+i8mm";
+    assert_eq!(arm("armv8.2-a+dotprod"), ["armv8.2-a+dotprod", "armv8.2-a+dotprod+fp16", top]);
+    assert_eq!(arm("rpi5"), ["armv8.2-a+dotprod+fp16", top]);
+    assert_eq!(arm("armv8.6-a+fp16"), ["armv8.6-a+fp16"]);
+    let mac = levels_of("aarch64", "macos", None, &["multi-level"]).expect("levels");
+    assert_eq!(mac, ["armv8.4-a+fp16", top]);
+    assert!(levels_of("aarch64", "linux", Some("x86-64-v3"), &["multi-level"]).is_err());
+}
+
+fn symbol(name: &str, defined: bool, callable: bool) -> symbols::Symbol {
+    symbols::Symbol { name: name.to_owned(), defined, callable, entry: 0 }
+}
+
+fn two_levels(of_the_second: Vec<symbols::Symbol>) -> levels::Names {
+    let mut names = levels::Names::new(2);
+    let first = ["kernel", "cpu_init", "_ZN3cpu4listEv", "table"];
+    names.add(first.iter().map(|name| symbol(name, true, *name != "table")).collect(), Some(0));
+    names.add(of_the_second, Some(1));
+    names.add(vec![symbol("main", true, true), symbol("_ZN3cpu4listEv", false, true)], None);
+    names
+}
+
+#[test]
+fn what_the_header_declares_or_the_rest_calls_is_switched() {
+    let second = ["kernel", "cpu_init", "_ZN3cpu4listEv"].map(|name| symbol(name, true, true));
+    let names = two_levels(second.to_vec());
+    let entries = names.entries("void cpu_init(void);").expect("entries");
+    assert_eq!(entries, ["_ZN3cpu4listEv", "cpu_init"]);
+    assert_eq!(names.rename("kernel", Some((1, "v8.2+x"))).as_deref(), Some("kernel.smol.v8_2_x"));
+    assert_eq!(names.rename("main", Some((1, "v8"))).as_deref(), Some("smol_main"));
+    assert_eq!(names.rename("kernel", None), None);
+    assert_eq!(names.rename("malloc", Some((0, "v8"))), None);
+}
+
+#[test]
+fn what_cannot_be_switched_is_refused() {
+    let names = two_levels(vec![symbol("kernel", true, true)]);
+    let error = names.entries("").expect_err("the second level lacks it");
+    assert!(error.contains("_ZN3cpu4listEv"), "{error}");
+    let all = ["kernel", "cpu_init", "_ZN3cpu4listEv", "table"];
+    let names = two_levels(all.map(|name| symbol(name, true, name != "table")).to_vec());
+    let error = names.entries("extern int table;").expect_err("data");
+    assert!(error.contains("table of the CPU backend is data"), "{error}");
 }
