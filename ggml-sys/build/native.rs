@@ -154,7 +154,7 @@ pub fn compile(
         once,
         overlay("registry", files::REGISTRY),
     ]);
-    groups.extend(tools::groups(compiler, vars, pin, tree, copied, &group, &overlay)?);
+    groups.extend(tools::groups(compiler, vars, pin, tree, copied, group, overlay)?);
 
     let objects = compile_groups(&groups, &vars.out_dir)?;
     let public = tree.join("ggml/include/ggml-cpu.h");
