@@ -3,13 +3,13 @@
 # With --write: takes the regenerated ones over.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ -z "${LIBCLANG_PATH:-}" ]; then
-    LIBCLANG_PATH=$(dirname "$(find /usr/lib/llvm-*/lib -name 'libclang*.so*' 2> /dev/null | sort -V | tail -n 1)")
-    export LIBCLANG_PATH
-fi
-dir=$(cargo build --release -p ggml-sys --features buildtime-bindgen --message-format json 2> /dev/null |
+source ci/libclang.sh
+# As for documentation: nothing is compiled.
+export DOCS_RS=1
+command=(cargo check --release -p ggml-sys --features buildtime-bindgen)
+dir=$("${command[@]}" --message-format json 2> /dev/null |
     sed -n 's/.*"package_id":"[^"]*ggml-sys[^"]*".*"out_dir":"\([^"]*\)".*/\1/p' | tail -n 1)
-[ -n "$dir" ] || { cargo build --release -p ggml-sys --features buildtime-bindgen; exit 1; }
+[ -n "$dir" ] || { "${command[@]}"; exit 1; }
 if [ "${1:-}" = --write ]; then
     cp "$dir/bindings.rs" ggml-sys/src/bindings.rs
 fi

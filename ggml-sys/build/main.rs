@@ -48,13 +48,14 @@ fn run() -> Result<(), String> {
     let series = series::Series::load(&vars.manifest_dir, &vars.features)?;
     let mut levels = levels::resolve(&vars)?;
 
-    // Documentation and `cargo check` need no native code, hence no compiler and no download.
+    // Documentation and `cargo check` need no native code, hence no compiler and, unless the bindings are regenerated,
+    // no download.
     let compiler = if vars.docs_rs { None } else { native::find_compiler(&vars) };
     if compiler.is_some() {
         native::spell_levels(&vars, &mut levels)?;
     }
     info::write(&vars, &pin, &series, &levels, compiler.as_deref())?;
-    let Some(compiler) = compiler else {
+    if compiler.is_none() {
         if !vars.docs_rs {
             println!(
                 "cargo::warning=no C++17 compiler found (looked where the `cc` crate looks; set CXX or install g++ or \
@@ -65,8 +66,10 @@ fn run() -> Result<(), String> {
                 "cargo::rustc-link-lib=static=needs-a-C++17-compiler--set-CXX-or-install-g++-or-clang++"
             );
         }
-        return Ok(());
-    };
+        if !cfg!(feature = "buildtime-bindgen") {
+            return Ok(());
+        }
+    }
 
     let tree = vars.out_dir.join("llama.cpp");
     let copied = source::prepare(&vars, &pin, &series, &tree)?;
@@ -75,7 +78,10 @@ fn run() -> Result<(), String> {
     #[cfg(feature = "buildtime-bindgen")]
     bindings::generate(&vars, &tree)?;
 
-    native::compile(&compiler, &vars, &pin, &series, &levels, &tree, &copied)
+    match compiler {
+        Some(compiler) => native::compile(&compiler, &vars, &pin, &series, &levels, &tree, &copied),
+        None => Ok(()),
+    }
 }
 
 fn export(tree: &Path, copied: &source::Copied) {
