@@ -5,6 +5,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(cargo build --release -p smolmaxxing --message-format json |
     sed -n 's/.*"package_id":"[^"]*ggml-sys[^"]*".*"out_dir":"\([^"]*\)".*/\1/p' | tail -n 1)
+archive=$out/libsmol_llama.a
+foreign=$(nm -g --defined-only "$archive" | awk 'NF == 3 { print $3 }' | grep -vE '^smol_|\.smol$' | sort -u || true)
+wanted=$(nm -gu "$archive" | grep -E ' _?(ggml|gguf|llama)_' | sort -u || true)
+if [ -n "$foreign$wanted" ]; then
+    printf 'names that another ggml may have too; defined:\n%s\nused:\n%s\n' "$foreign" "$wanted" >&2
+    exit 1
+fi
 host=$(rustc -vV | sed -n 's/^host: //p')
 mkdir -p target/beside
 # The package is no member of the workspace, hence cargo would compile llama.cpp once more for it: hand it the build
