@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Compares with stock llama.cpp of the same pin and flags: greedy tokens and all logits bit for bit on every tiny model
-# and on both real models, perplexity within 0.1 %.
+# and on both real models, perplexity within 0.1 %. Then our builds of upstream's tools against stock's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cargo build --release -p smol-cli -p testkit
+cargo build --release -p smol-cli -p testkit -p llama-tools
 cargo build --release -p smolmaxxing --example greedy_tokens
 smol=target/release/smol
 path_of() {
@@ -12,7 +12,7 @@ print(next(m["path"] for m in json.load(sys.stdin) if m["name"] == sys.argv[1]))
 }
 $smol pull smollm2-135m
 $smol pull gemma3-270m
-ci/stock.sh llama-perplexity
+ci/stock.sh llama-perplexity llama-quantize llama-completion
 
 tiny=target/tiny
 rm -rf "$tiny"
@@ -53,4 +53,45 @@ print(f"perplexity of {name}: stock {stock}, ours {ours}, ratio {ours / stock:.6
 sys.exit(abs(ours / stock - 1) > 0.001)
 EOF
 done
+
+# Upstream's tools as we build them, plain and with an engine that watches.
+out=target/stock-check
+mkdir -p "$out"
+printf '[observe]\nreport = "%s"\n' "$out/report.json" > "$out/watch.toml"
+tool() { # HOW TOOL ARGS...
+    case $1 in
+        stock) "target/stock/bin/$2" "${@:3}" ;;
+        plain) "target/release/$2" "${@:3}" ;;
+        watched) "target/release/$2" --smol-config "$out/watch.toml" "${@:3}" ;;
+    esac
+}
+same() { # WHAT STOCK PLAIN WATCHED
+    if [ -n "$2" ] && [ "$2" = "$3" ] && [ "$2" = "$4" ]; then
+        echo "same as stock's: $1"
+    else
+        printf 'DIFFERENT from stock: %s\n  stock   %s\n  plain   %s\n  watched %s\n' "$@"
+        failed=1
+    fi
+}
+smollm=$(path_of smollm2-135m)
+for type in Q8_0 Q4_0 Q4_K_M Q5_K_M IQ4_XS Q2_K TQ2_0; do
+    for how in stock plain watched; do
+        tool $how llama-quantize --allow-requantize "$smollm" "$out/$how.gguf" "$type" 2 > "$out/$how.log" 2>&1
+    done
+    sum() { sha256sum < "$out/$1.gguf"; }
+    same "llama-quantize $type" "$(sum stock)" "$(sum plain)" "$(sum watched)"
+done
+rm -f "$out"/*.gguf
+complete() { # HOW
+    tool "$1" llama-completion -m "$smollm" -p "The capital of France is" -n 64 --temp 0 -t 2 -no-cnv 2> /dev/null
+}
+# Stock's logger can lose the end of its output when the process exits: the longest of five is the whole.
+stock=$(for _ in 1 2 3 4 5; do complete stock | base64 -w 0; echo; done | awk 'length > n { n = length; s = $0 } END { print s }')
+same "llama-completion, 64 tokens" "$stock" "$(complete plain | base64 -w 0)" "$(complete watched | base64 -w 0)"
+estimate() { # HOW
+    tool "$1" llama-perplexity -m "$smollm" -f "$text" -c 256 --chunks 4 -t 2 2>&1 | sed -n 's/.*Final estimate: //p'
+}
+stock=
+for _ in 1 2 3 4 5; do stock=${stock:-$(estimate stock)}; done
+same "llama-perplexity" "$stock" "$(estimate plain)" "$(estimate watched)"
 exit $failed

@@ -90,12 +90,15 @@ pub fn run(tool: Tool, args: &[CString]) -> Result<c_int, ToolError> {
         }
     }
     if RUNNING.swap(true, Ordering::Acquire) {
-        return Err(ToolError { message: format!("{tool} cannot start: a tool is running already") });
+        return Err(ToolError {
+            message: format!("{tool} cannot start: a tool is running already"),
+        });
     }
     let _running = Running;
 
     // Bytes of our own: C may write into its arguments.
-    let mut strings: Vec<Vec<u8>> = args.iter().map(|arg| arg.as_bytes_with_nul().to_vec()).collect();
+    let mut strings: Vec<Vec<u8>> =
+        args.iter().map(|arg| arg.as_bytes_with_nul().to_vec()).collect();
     if strings.is_empty() {
         strings.push(format!("{tool}\0").into_bytes());
     }
@@ -127,6 +130,8 @@ pub fn at_exit(function: extern "C" fn()) -> Result<(), ToolError> {
     if unsafe { smol_tool_at_exit(function) } {
         Ok(())
     } else {
-        Err(ToolError { message: "the C library takes no more functions to call at exit".to_owned() })
+        Err(ToolError {
+            message: "the C library takes no more functions to call at exit".to_owned(),
+        })
     }
 }

@@ -125,8 +125,7 @@ mod tools {
     #[test]
     fn http_with_its_limits() {
         let cmake = "vendor/cpp-httplib/CMakeLists.txt";
-        let upstream =
-            listed(cmake, "add_library(${TARGET} STATIC", "\n", "vendor/cpp-httplib/");
+        let upstream = listed(cmake, "add_library(${TARGET} STATIC", "\n", "vendor/cpp-httplib/");
         assert_eq!(ours(&[tool_files::HTTP]), upstream);
         let text = fs::read_to_string(tree().join(cmake)).expect("the tree is complete");
         for define in [

@@ -114,7 +114,10 @@ mod tests {
         assert_eq!((found.config, found.help), (None, false));
         assert!(split_words("tool --smol-help").unwrap().help);
         // Not ours.
-        assert_eq!(split_words("tool --smol-configure x").unwrap().rest, rest("tool --smol-configure x"));
+        assert_eq!(
+            split_words("tool --smol-configure x").unwrap().rest,
+            rest("tool --smol-configure x")
+        );
     }
 
     #[test]

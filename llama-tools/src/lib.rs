@@ -29,18 +29,21 @@ pub fn main(tool: Tool) -> ExitCode {
 
 fn run(tool: Tool) -> Result<ExitCode, (u8, String)> {
     let refused = |message: String| (USAGE, message);
-    let Arguments { config, help, rest } = arguments::split(std::env::args_os()).map_err(refused)?;
+    let Arguments { config, help, rest } =
+        arguments::split(std::env::args_os()).map_err(refused)?;
     if help {
         // A reader that has gone is no error.
         let _ = std::io::stdout().write_all(arguments::help(tool).as_bytes());
         return Ok(ExitCode::SUCCESS);
     }
-    let arguments = rest.into_iter().map(c_string).collect::<Result<Vec<_>, _>>().map_err(refused)?;
+    let arguments =
+        rest.into_iter().map(c_string).collect::<Result<Vec<_>, _>>().map_err(refused)?;
     let failed = |error: llama_rs::Error| {
         let usage = matches!(error.kind(), ErrorKind::Config | ErrorKind::Io(_));
         (if usage { USAGE } else { 1 }, error.to_string())
     };
-    let options = config.map(|path: PathBuf| EngineOptions::from_file(path)).transpose().map_err(failed)?;
+    let options =
+        config.map(|path: PathBuf| EngineOptions::from_file(path)).transpose().map_err(failed)?;
     let code = tools::run(tool, &arguments, options.as_ref()).map_err(failed)?;
     // As the system does with what a C program's main returns.
     Ok(ExitCode::from((code & 0xff) as u8))

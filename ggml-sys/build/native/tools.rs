@@ -29,8 +29,10 @@ pub fn groups(
     refuse_old_ios(vars)?;
     let dir = vars.out_dir.join("tools");
     let parsers = dir.join("parsers.cpp");
-    let text: String =
-        tool_files::PARSERS.iter().map(|name| format!("#include \"{}\"\n", in_include(name))).collect();
+    let text: String = tool_files::PARSERS
+        .iter()
+        .map(|name| format!("#include \"{}\"\n", in_include(name)))
+        .collect();
     write_if_changed(&parsers, text.as_bytes())?;
     let build_info = dir.join("build-info.cpp");
     let info = build_info_source(compiler, vars, pin, tree)?;

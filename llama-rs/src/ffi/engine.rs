@@ -187,9 +187,10 @@ fn install(attached: &Attached) -> Result<*mut Engine> {
         Box::into_raw(Box::new(Engine { observers, source }))
     };
     let watches = !attached.observers.is_empty();
-    let mask = attached.observers.iter().fold([0; 2], |mask, observer| {
-        [mask[0] | observer.ops[0], mask[1] | observer.ops[1]]
-    });
+    let mask = attached
+        .observers
+        .iter()
+        .fold([0; 2], |mask, observer| [mask[0] | observer.ops[0], mask[1] | observer.ops[1]]);
     let table = sys::smol_engine {
         abi_version: sys::SMOL_ABI_VERSION,
         reserved: 0,

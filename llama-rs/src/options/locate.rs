@@ -34,9 +34,7 @@ pub(super) fn describe_key(text: &str, key: &[&str], message: &str) -> String {
     let mut table = Some(table.get_ref());
     let mut number = 1;
     for part in key {
-        let found = table.and_then(|table| {
-            table.iter().find(|(key, _)| key.get_ref() == *part)
-        });
+        let found = table.and_then(|table| table.iter().find(|(key, _)| key.get_ref() == *part));
         if let Some((key, _)) = found {
             number = line(text.as_bytes(), key.span().start);
         }

@@ -191,10 +191,8 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let level = build_info().cpu_levels[0];
-        let text = format!(
-            "cpu.level = \"{}\"\n[observe]\nreport = \"-\"\nops = [\"ROPE\"]",
-            level.name
-        );
+        let text =
+            format!("cpu.level = \"{}\"\n[observe]\nreport = \"-\"\nops = [\"ROPE\"]", level.name);
         let options = EngineOptions::from_toml(&text).unwrap();
         assert_eq!(options.cpu.level, LevelChoice::Level(&build_info().cpu_levels[0]));
         assert_eq!(options.observe.report, Some(ReportTarget::StandardError));
