@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# iOS 12 on an iPad Air, without Apple's SDK: every crate is checked, and the static library for apps is built from all
+# its files and laid out as an XCFramework. What it wants of the system must be in ci/ios/allowed-symbols.txt.
+# Nothing can be linked here. The C++ code is compiled for size, which takes half the time of -O3.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+target=aarch64-apple-ios
+ci/cross-install.sh
+# shellcheck source=ci/cross-env.sh
+. ci/cross-env.sh
+cross_env $target
+export CARGO_TARGET_DIR=$root/target/ios IOS_CHECK_OPTIMIZATION=-Os
+export CC_aarch64_apple_ios=$root/ci/ios/cc CXX_aarch64_apple_ios=$root/ci/ios/c++ AR_aarch64_apple_ios=$root/ci/ios/ar
+# The cc crate wants one.
+export SDKROOT=$CARGO_TARGET_DIR/no-sdk GGML_SYS_CPU=ipad-air
+mkdir -p "$SDKROOT"
+
+if log=$(IPHONEOS_DEPLOYMENT_TARGET=11.0 cargo check --release --target $target -p ggml-sys 2>&1); then
+    echo "iOS 11 must be refused" >&2
+    exit 1
+fi
+grep -q 'IPHONEOS_DEPLOYMENT_TARGET=11.0: llama.cpp needs' <<< "$log" || { echo "$log" >&2; exit 1; }
+
+unset IPHONEOS_DEPLOYMENT_TARGET # 12.0 is the default
+cargo check --release --target $target -p smol-cli -p smolmaxxing -p smol-capi
+cargo build --release --target $target -p smol-capi
+library=$CARGO_TARGET_DIR/$target/release/libsmol_capi.a
+python3 ci/ios/symbols.py "$library" ci/ios/allowed-symbols.txt
+
+framework=$CARGO_TARGET_DIR/Smolmaxxing.xcframework
+smol-capi/xcframework.sh "$framework" ios-arm64="$library"
+python3 - "$framework" << 'END'
+import pathlib, plistlib, sys
+framework = pathlib.Path(sys.argv[1])
+info = plistlib.loads((framework / "Info.plist").read_bytes())
+(library,) = info["AvailableLibraries"]
+folder = framework / library["LibraryIdentifier"]
+assert (folder / library["LibraryPath"]).stat().st_size > 1_000_000
+assert (folder / library["HeadersPath"] / "Smolmaxxing/module.modulemap").is_file()
+assert library["SupportedPlatform"] == "ios" and library["SupportedArchitectures"] == ["arm64"]
+END
+# The header is one that the compiler takes, for C and for C++.
+for language in c c++; do
+    ci/ios/c++ -x $language -miphoneos-version-min=12.0 -Wall -Wextra -Werror -pedantic -fsyntax-only \
+        -I "$framework/ios-arm64/Headers/Smolmaxxing" smol-capi/examples/complete.c
+done
+ls -l "$library"
