@@ -1,5 +1,6 @@
 //! Compiles the patched tree and the overlay into one static library, with the `cc` crate.
 
+mod reuse;
 mod tools;
 
 use crate::android::Ndk;
@@ -266,8 +267,7 @@ fn compile_groups(groups: &[Group], out_dir: &Path) -> Result<Vec<Vec<PathBuf>>,
 impl Group {
     /// Compiles, unless a run with the same inputs and the same compiler has left its objects.
     fn compile(&self, out_dir: &Path) -> Result<Vec<PathBuf>, String> {
-        let objects_dir = out_dir.join("objects").join(&self.name);
-        let stamp = objects_dir.join("stamp");
+        let objects_dir = reuse::objects_dir(out_dir, &self.name);
         let mut build = new_build(self.ndk.as_ref(), self.cpp);
         // The GNU dialects, as upstream: GCC contracts to FMA in them and not in the strict ones.
         build.std(if self.cpp { "gnu++17" } else { "gnu11" });
@@ -302,47 +302,23 @@ impl Group {
         let tool = build
             .try_get_compiler()
             .map_err(|e| format!("no usable compiler for {}: {e}", self.name))?;
-        let key =
-            sha256(format!("{}\n{:?}\n{:?}", self.inputs, tool.path(), tool.args()).as_bytes());
-        if let Some(objects) = read_stamp(&stamp, &key, &self.files) {
+        let key = format!("{}\n{:?}\n{:?}", self.inputs, tool.path(), tool.args());
+        // What is compiled there does not know where it was.
+        let key = sha256(key.replace(&*out_dir.to_string_lossy(), "OUT_DIR").as_bytes());
+        if let Some(objects) = reuse::find(out_dir, &self.name, &key, &self.files) {
             return Ok(objects);
         }
         fs::create_dir_all(&objects_dir).map_err(|e| format!("{}: {e}", objects_dir.display()))?;
-        let _ = fs::remove_file(&stamp);
+        reuse::remove_stamp(&objects_dir);
         let objects = build.try_compile_intermediates().map_err(|e| {
             format!(
                 "compiling {} failed: {e}\nThe compiler's own messages are above; C++17 is needed.",
                 self.name
             )
         })?;
-        let mut text = key;
-        for object in &objects {
-            text.push('\n');
-            text.push_str(&object.to_string_lossy());
-        }
-        fs::write(&stamp, text).map_err(|e| format!("{}: {e}", stamp.display()))?;
+        reuse::write_stamp(&objects_dir, &key, &objects)?;
         Ok(objects)
     }
-}
-
-/// The objects of a stamp that has this key and these files; `cc` names an object `HASH-STEM.o`.
-fn read_stamp(stamp: &Path, key: &str, files: &[PathBuf]) -> Option<Vec<PathBuf>> {
-    let text = fs::read_to_string(stamp).ok()?;
-    let mut lines = text.lines();
-    if lines.next()? != key {
-        return None;
-    }
-    let objects: Vec<PathBuf> = lines.map(PathBuf::from).collect();
-    let is_of = |object: &Path, file: &Path| {
-        let (object, file) = (object.file_stem()?.to_str()?, file.file_stem()?.to_str()?);
-        Some(object.split_once('-')?.1 == file)
-    };
-    let complete = objects.len() == files.len()
-        && objects
-            .iter()
-            .zip(files)
-            .all(|(object, file)| object.is_file() && is_of(object, file).unwrap_or(false));
-    complete.then_some(objects)
 }
 
 fn common_defines(target_os: &str) -> Vec<(&'static str, Option<String>)> {

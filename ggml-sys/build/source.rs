@@ -16,8 +16,10 @@ use std::process::Command;
 pub struct Copied {
     /// Path inside the tree -> sha256 after patching.
     pub files: BTreeMap<String, String>,
-    /// sha256 over all of `files`.
+    /// sha256 over those of `files` that every build has.
     pub digest: String,
+    /// sha256 over all of `files`.
+    pub digest_with_tools: String,
 }
 
 /// Leaves the checked, patched tree in `tree`.
@@ -44,8 +46,12 @@ pub fn prepare(vars: &Vars, pin: &Pin, series: &Series, tree: &Path) -> Result<C
         files.insert(name.clone(), sha256(bytes));
         write_if_changed(&tree.join(name), bytes)?;
     }
-    let parts = files.iter().flat_map(|(name, hash)| [name.as_bytes(), hash.as_bytes()]);
-    Ok(Copied { digest: sha256_parts(parts), files: files.clone() })
+    let digest = |keep: &dyn Fn(&str) -> bool| {
+        let kept = files.iter().filter(|(name, _)| keep(name));
+        sha256_parts(kept.flat_map(|(name, hash)| [name.as_bytes(), hash.as_bytes()]))
+    };
+    let (common, all) = (digest(&|name| !of_tools(name)), digest(&|_| true));
+    Ok(Copied { digest: common, digest_with_tools: all, files })
 }
 
 /// Writes only when the content differs, so that time stamps mean something.

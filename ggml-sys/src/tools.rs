@@ -115,8 +115,10 @@ pub fn run(tool: Tool, args: &[CString]) -> Result<c_int, ToolError> {
     if status == SMOL_OK {
         return Ok(code);
     }
-    // SAFETY: takes nothing; the string is never null and valid until the next smol_ call of this thread (smol.h).
-    let message = unsafe { CStr::from_ptr(smol_last_error()) };
+    // SAFETY: takes nothing (smol.h, smol_last_error).
+    let message = unsafe { smol_last_error() };
+    // SAFETY: never null, NUL-terminated, and valid until the next smol_ call of this thread (smol.h).
+    let message = unsafe { CStr::from_ptr(message) };
     Err(ToolError { message: format!("{tool}: {}", message.to_string_lossy()) })
 }
 

@@ -44,7 +44,7 @@ pub fn groups(
         includes: tool_files::INCLUDES.iter().map(|dir| tree.join(dir)).collect(),
         inputs: sha256_parts([
             compiler.as_bytes(),
-            copied.digest.as_bytes(),
+            copied.digest_with_tools.as_bytes(),
             text.as_bytes(),
             info.as_bytes(),
         ]),
