@@ -4,7 +4,8 @@
 #include <stdlib.h>
 
 static bool print(const char *text, size_t len, void *user_data) {
-    return fwrite(text, 1, len, user_data) == len && fflush(user_data) == 0;
+    FILE *file = (FILE *)user_data;
+    return fwrite(text, 1, len, file) == len && fflush(file) == 0;
 }
 
 static int fail(const char *what) {

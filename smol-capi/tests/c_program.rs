@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use testkit::tiny::Arch;
@@ -12,10 +13,16 @@ const SYSTEM_LIBRARIES: &[&str] = &["-lc++", "-lm"];
 #[cfg(not(any(target_os = "macos", target_os = "ios")))]
 const SYSTEM_LIBRARIES: &[&str] = &["-lstdc++", "-lm", "-lpthread", "-ldl", "-lrt", "-lutil"];
 
-/// The library that cargo has built for this test.
+/// The library that cargo has built with this test: the newest, as its name has a hash of features and versions.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("this test's path");
-    test.parent().expect("deps").join("libsmol_capi.a")
+    fs::read_dir(test.parent().expect("a folder"))
+        .expect("cargo's folder")
+        .map(|entry| entry.expect("cargo's folder").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "a"))
+        .filter(|path| path.to_string_lossy().contains("libsmol_capi"))
+        .max_by_key(|path| path.metadata().and_then(|metadata| metadata.modified()).ok())
+        .expect("cargo has built the static library")
 }
 
 /// Compiles and links an example with the compiler that the build scripts use.
