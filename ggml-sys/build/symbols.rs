@@ -11,10 +11,12 @@
 use object::endian::Endianness;
 use object::read::elf::{SectionHeader as _, Sym as _};
 use object::read::macho::{LoadCommandVariant, MachHeader as _, Nlist as _};
-use object::{FileKind, elf, macho};
+use object::{FileKind, SymbolIndex, elf, macho};
+use std::collections::BTreeSet;
+use std::collections::BTreeSet;
 use std::mem::size_of;
 
-/// A symbol that the linker sees.
+/// A symbol that the linker sees, or the signature of a section group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Symbol {
     /// As in C source: without the underscore that Mach-O puts before.
@@ -116,14 +118,25 @@ fn read_elf<H: object::read::elf::FileHeader<Endian = Endianness>>(
     let sections = header.sections(endian, bytes)?;
     let table = sections.symbols(endian, bytes, elf::SHT_SYMTAB)?;
     let start: u64 = sections.section(table.section())?.sh_offset(endian).into();
+    let mut signatures = BTreeSet::new();
+    for section in sections.iter() {
+        if section.sh_type(endian) == elf::SHT_GROUP {
+            signatures.insert(SymbolIndex(section.sh_info(endian) as usize));
+        }
+    }
+    // The linker keeps one of all section groups with the same signature. That of a constructor is a local symbol.
+    let groups = sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_GROUP);
+    let signatures: BTreeSet<u32> = groups.map(|section| section.sh_info(endian)).collect();
     let mut symbols = Vec::new();
     for (index, symbol) in table.enumerate() {
-        if symbol.st_bind() == elf::STB_LOCAL {
+        // The linker merges groups of the same signature, whose symbol may be local (constructors: C5).
+        let is_signature = signatures.contains(&index);
+        if symbol.st_bind() == elf::STB_LOCAL && !is_signature {
             continue;
         }
         symbols.push(Symbol {
             name: String::from_utf8_lossy(table.symbol_name(endian, symbol)?).into_owned(),
-            defined: !symbol.is_undefined(endian),
+            defined: is_signature || !symbol.is_undefined(endian),
             callable: symbol.st_type() != elf::STT_OBJECT && symbol.st_type() != elf::STT_TLS,
             entry: usize::try_from(start).unwrap_or(usize::MAX / 2) + index.0 * size_of::<H::Sym>(),
         });

@@ -16,20 +16,30 @@ const SOURCE: &str = "
 #include <stdexcept>
 #include <string>
 #include <vector>
+struct thing { int value; thing(); };
+__attribute__((noinline)) inline thing::thing() : value(VALUE) {}
+extern \"C\" int value() { return thing().value; }
 template <typename T> T twice(T x) { static T calls = 0; calls++; return x + x + calls - calls; }
 extern \"C\" int theirs(int);
 extern \"C\" int ours(int x) { return theirs(x) + twice(x); }
 extern \"C\" int throws(const std::vector<int> & v) { try { return v.at(7); } catch (std::out_of_range &) { return -1; } }
 extern \"C\" int through_throws(void) { return throws({1, 2}); }
+struct twins { int a; __attribute__((noinline)) twins(int x) { a = theirs(x); } };
+extern \"C\" int constructed(int x) { return twins(x).a; }
 extern \"C\" { int data = 5; int tentative; }
 ";
 
 /// Compiles C++ for this machine, with the compiler that the build script needs too.
-fn compile(dir: &Path, source: &str) -> PathBuf {
+fn compile(dir: &Path, source: &str, value: u32) -> PathBuf {
     let (cpp, object) = (dir.join("a.cpp"), dir.join("a.o"));
     std::fs::write(&cpp, source).expect("a source file");
     let mut command = Command::new("c++");
-    command.args(["-std=c++17", "-O1", "-fPIC", "-c"]).arg(&cpp).arg("-o").arg(&object);
+    command
+        .args(["-std=c++17", "-O1", "-fPIC", "-c"])
+        .arg(format!("-DVALUE={value}"))
+        .arg(&cpp)
+        .arg("-o")
+        .arg(&object);
     assert!(command.status().expect("a C++ compiler").success());
     object
 }
@@ -93,8 +103,7 @@ fn names_tell_c_from_cpp() {
 #[test]
 fn a_renamed_object_links_and_runs_beside_the_original() {
     let dir = tempfile::tempdir().expect("a folder");
-    let object = compile(dir.path(), SOURCE);
-    let before = std::fs::read(&object).expect("the object");
+    let before = std::fs::read(compile(dir.path(), SOURCE, 2)).expect("the object");
     let after = renamed(&before);
     for (name, defined) in names(&after) {
         let is_ours = name.starts_with("smol_") || name.ends_with(".smol");
@@ -103,17 +112,21 @@ fn a_renamed_object_links_and_runs_beside_the_original() {
     assert!(names(&after).contains(&("theirs".to_owned(), false)));
     assert_eq!(names(&before).len(), names(&after).len());
 
+    // The same source once more, with another value in an inline constructor: nothing of the two may be merged.
     let second = dir.path().join("b.o");
     std::fs::write(&second, &after).expect("a file");
+    let object = compile(dir.path(), SOURCE, 1);
     let main = dir.path().join("main.cpp");
     let text = "extern \"C\" { int theirs(int x) { return x; } int ours(int); int smol_ours(int);
-        int through_throws(void); int smol_through_throws(void); extern int data, smol_data, smol_tentative; }
+        int value(), smol_value(); int through_throws(), smol_through_throws();
+        extern int data, smol_data, smol_tentative; }
         int main() { data = 1; return ours(7) == 21 && smol_ours(7) == 21 && through_throws() == -1
-            && smol_through_throws() == -1 && smol_data == 5 && smol_tentative == 0 ? 0 : 1; }";
+            && smol_through_throws() == -1 && smol_data == 5 && smol_tentative == 0
+            && value() == 1 && smol_value() == 2 ? 0 : 1; }";
     std::fs::write(&main, text).expect("a file");
     let program = dir.path().join("program");
-    let linked =
-        Command::new("c++").arg(&main).arg(&object).arg(&second).arg("-o").arg(&program).status();
+    let objects = [&object, &second];
+    let linked = Command::new("c++").arg(&main).args(objects).arg("-o").arg(&program).status();
     assert!(linked.expect("a linker").success());
     assert!(Command::new(&program).status().expect("the program").success());
 }
@@ -149,7 +162,7 @@ fn what_is_no_object_is_refused() {
         assert!(symbols::list(bytes).is_err(), "{bytes:?}");
     }
     let dir = tempfile::tempdir().expect("a folder");
-    let object = compile(dir.path(), SOURCE);
+    let object = compile(dir.path(), SOURCE, 1);
     let bytes = std::fs::read(object).expect("the object");
     // Cut anywhere: an error or names, never a panic.
     for length in (0..bytes.len()).step_by(97) {
