@@ -89,7 +89,7 @@ fn a_conversation_is_formatted_with_the_template() {
             session.pointer,
             &raw const message,
             1,
-            &raw const *&tokens(12),
+            &tokens(12),
             Some(append),
             text.user_data(),
             null_mut(),
@@ -169,7 +169,7 @@ fn callbacks_stop_cancel_and_cannot_enter_the_session_again() {
             smx_session_complete(
                 session.pointer,
                 c"Once there was".as_ptr(),
-                &raw const *&tokens(60),
+                &tokens(60),
                 Some(on_text),
                 (&raw mut call).cast(),
                 answer.as_mut_ptr(),
