@@ -11,8 +11,7 @@
 use object::endian::Endianness;
 use object::read::elf::{SectionHeader as _, Sym as _};
 use object::read::macho::{LoadCommandVariant, MachHeader as _, Nlist as _};
-use object::{FileKind, SymbolIndex, elf, macho};
-use std::collections::BTreeSet;
+use object::{FileKind, elf, macho};
 use std::collections::BTreeSet;
 use std::mem::size_of;
 
@@ -118,19 +117,13 @@ fn read_elf<H: object::read::elf::FileHeader<Endian = Endianness>>(
     let sections = header.sections(endian, bytes)?;
     let table = sections.symbols(endian, bytes, elf::SHT_SYMTAB)?;
     let start: u64 = sections.section(table.section())?.sh_offset(endian).into();
-    let mut signatures = BTreeSet::new();
-    for section in sections.iter() {
-        if section.sh_type(endian) == elf::SHT_GROUP {
-            signatures.insert(SymbolIndex(section.sh_info(endian) as usize));
-        }
-    }
     // The linker keeps one of all section groups with the same signature. That of a constructor is a local symbol.
     let groups = sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_GROUP);
-    let signatures: BTreeSet<u32> = groups.map(|section| section.sh_info(endian)).collect();
+    let signatures: BTreeSet<usize> =
+        groups.map(|section| section.sh_info(endian) as usize).collect();
     let mut symbols = Vec::new();
     for (index, symbol) in table.enumerate() {
-        // The linker merges groups of the same signature, whose symbol may be local (constructors: C5).
-        let is_signature = signatures.contains(&index);
+        let is_signature = signatures.contains(&index.0);
         if symbol.st_bind() == elf::STB_LOCAL && !is_signature {
             continue;
         }

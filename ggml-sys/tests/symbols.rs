@@ -17,15 +17,13 @@ const SOURCE: &str = "
 #include <string>
 #include <vector>
 struct thing { int value; thing(); };
-__attribute__((noinline)) inline thing::thing() : value(VALUE) {}
+__attribute__((noinline)) inline thing::thing() : value(VALUE) { __asm__ volatile(\"\" : : \"r\"(this) : \"memory\"); }
 extern \"C\" int value() { return thing().value; }
 template <typename T> T twice(T x) { static T calls = 0; calls++; return x + x + calls - calls; }
 extern \"C\" int theirs(int);
 extern \"C\" int ours(int x) { return theirs(x) + twice(x); }
 extern \"C\" int throws(const std::vector<int> & v) { try { return v.at(7); } catch (std::out_of_range &) { return -1; } }
 extern \"C\" int through_throws(void) { return throws({1, 2}); }
-struct twins { int a; __attribute__((noinline)) twins(int x) { a = theirs(x); } };
-extern \"C\" int constructed(int x) { return twins(x).a; }
 extern \"C\" { int data = 5; int tentative; }
 ";
 
