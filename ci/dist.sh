@@ -68,7 +68,7 @@ export CARGO_TARGET_DIR=$root/target
 [ -z "$cpu" ] || export GGML_SYS_CPU=$cpu
 
 # shellcheck disable=SC2068
-"${build[@]}" --profile dist --locked --target "$target" ${packages[@]/#/-p } "${features[@]}" \
+"${build[@]}" --profile distribution --locked --target "$target" ${packages[@]/#/-p } "${features[@]}" \
     --message-format json-render-diagnostics > "$out/messages.json"
 native=$(python3 - "$out/messages.json" "$stage/bin" << 'END'
 import json, shutil, sys
@@ -116,7 +116,7 @@ python3 - "$native/build_info.json" "$version" "$commit" "$SOURCE_DATE_EPOCH" "$
 import datetime, json, sys
 path, version, commit, time, rustc = sys.argv[1:]
 when = datetime.datetime.fromtimestamp(int(time), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-info = {"version": version, "commit": commit, "date": when, "rustc": rustc, "profile": "dist"}
+info = {"version": version, "commit": commit, "date": when, "rustc": rustc, "profile": "distribution"}
 print(json.dumps(info | {"build": json.load(open(path))}, indent=2))
 END
 
