@@ -41,8 +41,17 @@ assert (folder / library["HeadersPath"] / "Smolmaxxing/module.modulemap").is_fil
 assert library["SupportedPlatform"] == "ios" and library["SupportedArchitectures"] == ["arm64"]
 END
 # The header is one that the compiler takes, for C and for C++.
-for language in c c++; do
-    ci/ios/c++ -x $language -miphoneos-version-min=12.0 -Wall -Wextra -Werror -pedantic -fsyntax-only \
-        -I "$framework/ios-arm64/Headers/Smolmaxxing" smol-capi/examples/complete.c
+compile() { ci/ios/c++ -miphoneos-version-min=12.0 -std=$1 -Wall -Wextra -Werror -pedantic "${@:2}" -o "$CARGO_TARGET_DIR/check.o"; }
+for language in c:c99 c++:c++17; do
+    compile ${language#*:} -x ${language%:*} -I "$framework/ios-arm64/Headers/Smolmaxxing" -c smol-capi/examples/complete.c
 done
+# What came after iOS 12 does not compile: otherwise the checks above would prove nothing.
+newer() {
+    if log=$(compile "${@:2}" -c - 2>&1) || ! grep -q 'iOS 1[36]' <<< "$log"; then
+        echo "a compiler for iOS 12 must refuse $1: $log" >&2
+        exit 1
+    fi
+}
+newer timespec_get c99 -x c <<< $'#include <time.h>\nint f(struct timespec *t) { return timespec_get(t, 1); }'
+newer to_chars c++17 -x c++ <<< $'#include <charconv>\nchar *f(char *p) { return std::to_chars(p, p + 9, 1.0).ptr; }'
 ls -l "$library"
