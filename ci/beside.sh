@@ -6,8 +6,12 @@ cd "$(dirname "$0")/.."
 source ci/prebuilt.sh
 foreign=$(nm -g --defined-only "$archive" | awk 'NF == 3 { print $3 }' | grep -vE '^smol_|\.smol$' | sort -u || true)
 wanted=$(nm -gu "$archive" | grep -E ' (ggml|gguf|llama)_' | sort -u || true)
-if [ -n "$foreign$wanted" ]; then
-    printf 'names that another ggml may have too; defined:\n%s\nused:\n%s\n' "$foreign" "$wanted" >&2
+# Of the groups with one signature, inline functions and templates, the linker keeps one.
+groups=$(readelf -gW "$archive" | sed -n 's/^COMDAT group .*\[\(.*\)\] contains .*/\1/p')
+merged=$(grep -vE '^smol_|\.smol$' <<< "$groups" | sort -u || true)
+if [ -n "$foreign$wanted$merged" ] || [ -z "$groups" ]; then
+    printf 'names that another ggml may have too; defined:\n%s\nused:\n%s\ngroups:\n%s\n' \
+        "$foreign" "$wanted" "$merged" >&2
     exit 1
 fi
 # The generated bindings of whisper-rs-sys are in its package: no libclang.

@@ -7,7 +7,7 @@ out=$(cargo build --release -p smolmaxxing --message-format json-render-diagnost
 archive=$out/libsmol_llama.a
 mkdir -p target/beside
 python3 - "$(rustc -vV | sed -n 's/^host: //p')" "$out" > target/beside/native.toml << 'END'
-import collections, json, pathlib, re, sys
+import collections, hashlib, json, pathlib, re, sys
 host, out = sys.argv[1:]
 keys, env = collections.defaultdict(list), {"OUT_DIR": out}
 for line in (pathlib.Path(out).parent / "output").read_text().splitlines():
@@ -23,6 +23,8 @@ for line in (pathlib.Path(out).parent / "output").read_text().splitlines():
         env[name] = value
     else:
         keys[key].append(value)
+# Cargo does not look at the library itself.
+keys["library_sha256"] = hashlib.sha256((pathlib.Path(out) / "libsmol_llama.a").read_bytes()).hexdigest()
 print(f"[target.{host}.smol_llama]")
 for key, value in keys.items():
     print(f"{key} = {json.dumps(value)}")

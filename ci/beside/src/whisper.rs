@@ -13,6 +13,7 @@ pub fn version() -> String {
 
 /// Runs the model: system information, then the greedy tokens and a hash of all logits.
 pub fn run() -> Result<String> {
+    whisper_rs::install_logging_hooks();
     let model = Tiny::default().file();
     let context =
         WhisperContext::new_from_buffer_with_params(&model, WhisperContextParameters::default())
