@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error as _};
+use serde::de::{Deserialize, Deserializer, Visitor};
 
 use crate::ffi::engine;
 
@@ -54,14 +54,28 @@ impl fmt::Display for Op {
 
 impl<'de> Deserialize<'de> for Op {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        Self::from_name(&name).ok_or_else(|| {
+        // Not through a String: the error must arise inside the deserializer, which knows the place in the text.
+        deserializer.deserialize_str(ByName)
+    }
+}
+
+struct ByName;
+
+impl Visitor<'_> for ByName {
+    type Value = Op;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of an operation of ggml")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Op, E> {
+        Op::from_name(name).ok_or_else(|| {
             let upper = name.to_uppercase().replace('-', "_");
-            let way_out = match Self::from_name(&upper) {
+            let way_out = match Op::from_name(&upper) {
                 Some(op) => format!("did you mean `{op}`?"),
                 None => "examples are `MUL_MAT`, `MUL_MAT_ID`, `ROPE`, `FLASH_ATTN_EXT`".to_owned(),
             };
-            D::Error::custom(format!("`{name}` is not an operation of ggml; {way_out}"))
+            E::custom(format!("`{name}` is not an operation of ggml; {way_out}"))
         })
     }
 }

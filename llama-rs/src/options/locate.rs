@@ -14,18 +14,13 @@ pub(super) fn describe(text: &str, span: Option<Range<usize>>, message: &str) ->
     let message = message.trim_end().replace('\n', " ");
     let Some(span) = span else { return message };
     let number = line(text.as_bytes(), span.start);
-    // What is no TOML has no keys: recover what can be, else show the line.
-    let (table, errors) = DeTable::parse_recoverable(text);
-    let key = key_at(table.get_ref(), span.start);
-    match key {
-        Some(key) if errors.is_empty() || message == "duplicate key" => {
-            format!("line {number}: {key}: {message}")
-        }
-        _ => {
-            let shown = text.lines().nth(number - 1).unwrap_or_default().trim();
-            format!("line {number}: `{shown}`: {message}")
-        }
+    // What is no TOML has no keys: show the line.
+    let table = DeTable::parse(text).ok();
+    if let Some(key) = table.and_then(|table| key_at(table.get_ref(), span.start)) {
+        return format!("line {number}: {key}: {message}");
     }
+    let shown = text.lines().nth(number - 1).unwrap_or_default().trim();
+    format!("line {number}: `{shown}`: {message}")
 }
 
 /// The message with the line of a key.

@@ -217,7 +217,10 @@ mod tests {
             ("[observe]\nops = [\"ROPE\"]", "line 2: observe.ops: needs `report`"),
             ("[observe]\nreport = \"-\"\nops = []", "line 3: observe.ops: is empty"),
             ("[observe]\nops = \"ROPE\"\nreport = \"-\"", "line 2: observe.ops: invalid type"),
-            ("[cpu]\nlevel = \"auto\"\nlevel = \"auto\"", "line 3: cpu.level: duplicate key"),
+            (
+                "[cpu]\nlevel = \"auto\"\nlevel = \"auto\"",
+                "line 3: `level = \"auto\"`: duplicate key",
+            ),
             ("[cpu]\nlevel = ", "line 2: `level =`: "),
             ("what", "line 1: `what`: "),
         ] {
