@@ -35,7 +35,10 @@ mkdir -p "$stage/bin" "$stage/licences"
 host=$(rustc -vV | sed -n 's/^host: //p')
 build=(cargo build)
 zig=
+# A build for this machine is one without --target: then the C++ objects of other builds serve it too.
+to=()
 if [ "$target" != "$host" ]; then
+    to=(--target "$target")
     source ci/cross-env.sh
     cross_env "$target"
     case $target in *-linux-gnu | *-linux-musl | *-apple-darwin)
@@ -68,7 +71,7 @@ export CARGO_TARGET_DIR=$root/target
 [ -z "$cpu" ] || export GGML_SYS_CPU=$cpu
 
 # shellcheck disable=SC2068
-"${build[@]}" --profile distribution --locked --target "$target" ${packages[@]/#/-p } "${features[@]}" \
+"${build[@]}" --profile distribution --locked "${to[@]}" ${packages[@]/#/-p } "${features[@]}" \
     --message-format json-render-diagnostics > "$out/messages.json"
 native=$(python3 - "$out/messages.json" "$stage/bin" << 'END'
 import json, shutil, sys

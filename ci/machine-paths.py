@@ -9,7 +9,7 @@ import sys
 
 # Paths that programs use when they run.
 RUNTIME = re.compile(
-    r"/(dev|proc|sys|etc|tmp|bin/sh|lib(64)?/ld-[\w.-]+|usr/share/zoneinfo|usr/lib/(debug|locale)|usr/(local/)?bin)(/|$)"
+    r"/(dev|proc|sys|etc|tmp|bin/sh|lib(64)?/ld-[\w.-]+|usr/share/zoneinfo|usr/lib/(debug|locale)|usr/(local/)?bin|var/run/nscd)(/|$)"
 )
 
 

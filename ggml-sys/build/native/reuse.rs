@@ -1,8 +1,8 @@
 //! Objects that need not be compiled: those of an earlier run, and those of another build of this crate in the same
 //! target folder.
 //!
-//! Cargo gives every set of features, and many a set of selected packages, an OUT_DIR of its own, although most groups
-//! compile to the same objects in all of them: their key has everything that matters and no path of OUT_DIR.
+//! Cargo gives every profile and set of features, and many a set of selected packages, an OUT_DIR of its own, although
+//! most groups compile to the same objects in all of them: their key has everything that matters and no path of OUT_DIR.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,12 @@ pub fn find(out_dir: &Path, group: &str, key: &str, files: &[PathBuf]) -> Option
     if let Some(objects) = read_stamp(&dir, key, files) {
         return Some(objects);
     }
-    // .../build/ggml-sys-HASH/out
+    // .../PROFILE/build/ggml-sys-HASH/out
     let own = out_dir.parent()?;
     let (package, _) = own.file_name()?.to_str()?.rsplit_once('-')?;
-    for build in fs::read_dir(own.parent()?).ok()?.flatten() {
+    let profiles = fs::read_dir(own.ancestors().nth(3)?).ok()?.flatten();
+    let builds = profiles.filter_map(|profile| fs::read_dir(profile.path().join("build")).ok());
+    for build in builds.flat_map(|builds| builds.flatten()) {
         let name = build.file_name();
         let is_ours =
             name.to_str().and_then(|name| name.rsplit_once('-')).is_some_and(|(p, _)| p == package);
@@ -26,6 +28,8 @@ pub fn find(out_dir: &Path, group: &str, key: &str, files: &[PathBuf]) -> Option
         let theirs = objects_dir(&build.path().join("out"), group);
         if let Some(objects) = read_stamp(&theirs, key, files)
             && let Some(copies) = copy(&objects, &dir)
+            // Cargo may be compiling another profile: nothing was overwritten meanwhile.
+            && read_stamp(&theirs, key, files).is_some()
             && write_stamp(&dir, key, &copies).is_ok()
         {
             return Some(copies);
