@@ -81,7 +81,10 @@ pub fn write(
     for (key, value) in [
         ("llama_version", pin.llama_version.as_str()),
         ("llama_commit", pin.commit.as_str()),
-        ("cpu_levels", &levels.iter().map(|level| level.name.as_str()).collect::<Vec<_>>().join(",")),
+        (
+            "cpu_levels",
+            &levels.iter().map(|level| level.name.as_str()).collect::<Vec<_>>().join(","),
+        ),
         ("cpu_preset", preset),
         ("cpu_tune", tune),
         ("patch_set", &series.digest()),

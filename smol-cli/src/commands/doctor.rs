@@ -45,6 +45,10 @@ struct BuildReport {
     ggml_version: &'static str,
     target: &'static str,
     compiler: &'static str,
+    /// Device that the build was made for; empty for none.
+    cpu_preset: &'static str,
+    /// Core that the kernels are scheduled for; empty for none.
+    cpu_tune: &'static str,
     /// Lowest first.
     cpu_levels: Vec<LevelReport>,
     /// The level whose kernels run; none if this CPU cannot run the lowest one: models cannot be run then.
@@ -171,6 +175,8 @@ fn build_report() -> BuildReport {
         ggml_version: build.ggml_version,
         target: build.target,
         compiler: build.compiler,
+        cpu_preset: build.cpu_preset,
+        cpu_tune: build.cpu_tune,
         cpu_levels: build.cpu_levels.iter().map(level).collect(),
         cpu_level: smolmaxxing::cpu::check().ok().map(|level| level.name),
         patch_set: build.patch_set,
@@ -263,6 +269,11 @@ fn text(report: &Report) -> String {
     line("smol", &format!("{} for {}", report.version, build.target));
     line("llama.cpp", &format!("{} ({})", build.llama_version, build.llama_commit));
     line("  compiler", build.compiler);
+    match (build.cpu_preset, build.cpu_tune) {
+        ("", _) => {}
+        (preset, "") => line("  preset", preset),
+        (preset, tune) => line("  preset", &format!("{preset}, tuned for {tune}")),
+    }
     for level in &build.cpu_levels {
         let state = match (build.cpu_level == Some(level.name), level.missing.is_empty()) {
             (true, _) => "in use".to_owned(),
