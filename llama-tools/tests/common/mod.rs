@@ -45,7 +45,7 @@ impl Fixture {
 
     /// A tool that runs in the folder, without configuration of the user's own.
     pub fn command(&self, tool: &str, args: &[&str]) -> Command {
-        let mut command = Command::new(path_of(tool));
+        let mut command = start(path_of(tool));
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
         command.env_clear().env("HOME", self.folder.path());
         command
@@ -85,6 +85,21 @@ pub fn check(output: &Output, code: i32) -> (String, String) {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "stdout: {stdout}\nstderr: {stderr}");
     (stdout, stderr)
+}
+
+/// As cargo starts a program of this target: through the runner that the environment names, an emulator for example.
+fn start(program: &Path) -> Command {
+    let target = llama_rs::build_info().target.to_uppercase().replace('-', "_");
+    let runner = std::env::var(format!("CARGO_TARGET_{target}_RUNNER")).unwrap_or_default();
+    let mut words = runner.split_whitespace();
+    match words.next() {
+        None => Command::new(program),
+        Some(first) => {
+            let mut command = Command::new(first);
+            command.args(words).arg(program);
+            command
+        }
+    }
 }
 
 fn path_of(tool: &str) -> &'static Path {

@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# 64-bit ARM Linux: builds static programs with zig as the only C and C++ compiler, and runs them and tests under qemu
+# on three CPUs: without dotprod, with it, and with everything that qemu has. The programs have the kernels of every CPU
+# level, so that each CPU runs other ones.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+target=aarch64-unknown-linux-musl
+cpus="cortex-a53 cortex-a76 max"
+say() { printf -- '--> %d s: %s\n' $SECONDS "$*"; }
+fail() { echo "$*" >&2 && exit 1; }
+
+ci/cross-install.sh
+# The same tokens are wanted on the machine that builds.
+cargo build --release -p smol-cli
+host=$root/target/release/smol
+"$host" pull smollm2-135m
+model=$("$host" models --json | python3 -c 'import json,sys
+print(next(m["path"] for m in json.load(sys.stdin) if m["name"] == "smollm2-135m"))')
+
+# shellcheck source=ci/cross-env.sh
+. ci/cross-env.sh
+export CARGO_TARGET_DIR=$root/target/arm
+cross_env $target
+suffix=${target//-/_}
+# cargo-zigbuild asks for debug information of the C++ side, which no program here keeps.
+export "CFLAGS_$suffix=-g0" "CXXFLAGS_$suffix=-g0"
+# Whoever forgets about the target's compiler finds none.
+export CC=/nonexistent CXX=/nonexistent
+out=$CARGO_TARGET_DIR/$target/release
+# The same features in every call: then each thing is compiled once.
+programs=(--release --target $target -p smol-cli -p llama-tools
+    --features smol-cli/multi-level,llama-tools/multi-level)
+
+say "programs that need dotprod at least"
+GGML_SYS_CPU=armv8.2-a+dotprod cargo zigbuild "${programs[@]}" --bin smol
+if refusal=$(qemu-aarch64-static -cpu cortex-a53 "$out/smol" run -m "$model" -p Hello -n 1 2>&1); then
+    fail "a CPU without dotprod must be refused: $refusal"
+fi
+grep -q 'lacks .*dotprod' <<< "$refusal" || fail "no clear refusal: $refusal"
+echo "$refusal"
+
+say "programs for every CPU"
+cargo zigbuild "${programs[@]}"
+for program in smol llama-bench llama-perplexity llama-quantize llama-completion; do
+    [[ $(file -b "$out/$program") == *"statically linked"* ]] || fail "$program is not static"
+    printf '%s: %d bytes\n' $program "$(stat -c %s "$out/$program")"
+done
+
+say "SmolLM2 on every CPU"
+answer() { # COMMAND...: the text of 12 greedy tokens
+    "$@" run --raw -m "$model" -p "The capital of France is" -n 12 --temp 0 --json |
+        python3 -c 'import json,sys; print(repr(json.load(sys.stdin)["text"]))'
+}
+expected=$(answer "$host")
+echo "this machine: $expected"
+for cpu in $cpus; do
+    level=$(qemu-aarch64-static -cpu "$cpu" "$out/smol" doctor --json |
+        python3 -c 'import json,sys; print(json.load(sys.stdin)["build"]["cpu_level"])')
+    got=$(answer qemu-aarch64-static -cpu "$cpu" "$out/smol")
+    echo "$cpu, $level: $got"
+    [ "$got" = "$expected" ] || fail "$cpu answers otherwise than this machine"
+    case $cpu in
+        cortex-a53) [ "$level" = armv8-a ] ;;
+        cortex-a76) [ "$level" = armv8.2-a+dotprod+fp16 ] ;;
+        *) [[ $level == *+i8mm ]] ;;
+    esac || fail "not the best level of $cpu: $level"
+done
+
+say "upstream's tools, with and without the engines"
+work=$CARGO_TARGET_DIR/tools
+mkdir -p "$work"
+printf 'It was the best of times, it was the worst of times. %.0s' {1..12} > "$work/text.txt"
+config() { printf '[cpu]\nlevel = "%s"\n[observe]\nreport = "%s/report.json"\n' "$1" "$work" > "$work/engines.toml"; }
+tool() { # CPU TOOL ARGUMENT...
+    qemu-aarch64-static -cpu "$1" "$out/$2" "${@:3}" 2>&1 || fail "$2 failed on $1"
+}
+perplexity() { # CPU ARGUMENT...
+    tool "$1" llama-perplexity -m "$model" -f "$work/text.txt" -c 64 --chunks 1 -t 2 "${@:2}" |
+        sed -n 's/.*Final estimate: PPL = \([0-9.]*\).*/\1/p'
+}
+for cpu in cortex-a53 max; do
+    config auto
+    for engines in "" "--smol-config=$work/engines.toml"; do
+        # shellcheck disable=SC2086
+        {
+            tool $cpu llama-bench $engines -m "$model" -p 8 -n 2 -r 1 -t 2 | grep 'tg2'
+            tool $cpu llama-quantize $engines --allow-requantize "$model" "$work/q8_0.gguf" Q8_0 2 | grep 'quantize time'
+            printf '%s %s: perplexity %s\n' "$cpu" "${engines:+with engines}" "$(perplexity $cpu $engines)"
+        }
+    done
+done
+# Every level on the one CPU that has them all: the kernels differ, the model does not.
+estimates=()
+for level in armv8-a armv8.2-a+dotprod armv8.2-a+dotprod+fp16 armv8.2-a+dotprod+fp16+i8mm; do
+    config $level
+    estimates+=("$(perplexity max "--smol-config=$work/engines.toml")")
+    echo "$level: perplexity ${estimates[-1]}"
+done
+python3 -c 'import sys
+values = [float(value) for value in sys.argv[1:]]
+assert max(values) / min(values) < 1.01, values' "${estimates[@]}"
+
+say "tests"
+variable=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<< $target)
+# Those that depend on how fast a machine is, or are too slow under qemu, run on real machines only.
+tests=(--release --target $target -p ggml-sys -p smol-engine -p llama-rs --features llama-rs/tools,llama-rs/multi-level
+    --lib --test registry --test thread_stack --test observe --test worker --test sampler_upstream)
+for cpu in $cpus; do
+    say "tests on $cpu"
+    export "${variable}_RUNNER=/usr/bin/qemu-aarch64-static -cpu $cpu"
+    # One at a time: each has threads of its own, and waiting threads spin.
+    cargo-zigbuild test -q "${tests[@]}" -- -q --test-threads 1
+done
+cargo-zigbuild test -q --release --target $target -p llama-rs --features llama-rs/tools,llama-rs/multi-level \
+    --test running -- -q --test-threads 1 decode:: vocab:: quantize:: state::
+say "done"
