@@ -12,7 +12,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 copy="$scratch/a folder/of another length"
 mkdir -p "$copy"
-git clone -q --no-hardlinks "$root" "$copy"
+git -c advice.detachedHead=false clone -q --no-hardlinks "$root" "$copy"
 # What is not committed yet is part of both.
 git ls-files -coz --exclude-standard | while IFS= read -r -d '' file; do [ -e "$file" ] && printf '%s\0' "$file"; done |
     tar --null -T - -cf - | tar -xf - -C "$copy"
