@@ -114,7 +114,7 @@ fn build_info_source(
         .replace("@BUILD_COMPILER@", &literal(&compiler_name(compiler)))
         .replace("@BUILD_TARGET@", &literal(&target_name(vars)));
     if text.contains('@') {
-        return Err(format!("{} has a placeholder that this build does not know", path.display()));
+        return Err(format!("{} has an @NAME@ that this build does not fill in", path.display()));
     }
     Ok(text)
 }
