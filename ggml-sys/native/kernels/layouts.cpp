@@ -1,0 +1,9 @@
+#include "layouts.h"
+
+const smol_layout * const * smol_layouts(size_t * n) {
+    static const smol_layout * const all[] = {
+        &smol::tq2_0,
+    };
+    *n = sizeof all / sizeof *all;
+    return all;
+}

@@ -1,0 +1,290 @@
+// One vector of packed weights (4 bytes a row, as many rows as fit) against 4 broadcast activations: what all kernels
+// here are made of, on AVX-512 VNNI, AVX2, SSE4.1, NEON with dotprod, plain NEON, and plain C++.
+//
+// Floats are combined with fused multiply-add wherever the level has it, in the same order everywhere, so that all of
+// these give the same bits (x86-64-v2 has none: it multiplies and adds, and so does its reference).
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#    define SMOL_AVX512 1
+#    include <immintrin.h>
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#    define SMOL_AVX2 1
+#    include <immintrin.h>
+#elif defined(__SSE4_1__)
+#    define SMOL_SSE 1
+#    include <smmintrin.h>
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#    define SMOL_NEON 1
+#    include <arm_neon.h>
+#    ifdef __ARM_FEATURE_DOTPROD
+#        define SMOL_DOTPROD 1
+#    endif
+#endif
+
+namespace smol {
+
+inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// IEEE half to float, exact.
+inline float half_to_float(uint16_t half) {
+    const uint32_t sign = uint32_t(half & 0x8000) << 16;
+    const uint32_t bits = half & 0x7fff;
+    uint32_t out;
+    if (bits >= 0x7c00) { // infinity, NaN
+        out = sign | 0x7f800000 | (bits & 0x3ff) << 13;
+    } else if (bits >= 0x400) {
+        out = sign | ((bits << 13) + (112u << 23));
+    } else { // zero, denormal: a multiple of 2^-24
+        const float value = float(bits) * 0x1p-24f;
+        memcpy(&out, &value, 4);
+        out |= sign;
+    }
+    float result;
+    memcpy(&result, &out, 4);
+    return result;
+}
+
+inline uint16_t load_half(const void * p) {
+    uint16_t half;
+    memcpy(&half, p, 2);
+    return half;
+}
+
+// Types: Bytes (4 * LANES bytes), Ints and Floats (LANES each), Acts (16 activations).
+#if SMOL_AVX512
+
+constexpr int LANES = 16;
+using Bytes = __m512i;
+using Ints = __m512i;
+using Floats = __m512;
+using Acts = const int8_t *;
+
+inline Bytes load_bytes(const void * p) { return _mm512_loadu_si512(p); }
+inline Bytes set_bytes(uint8_t x) { return _mm512_set1_epi8(char(x)); }
+inline Bytes and_bytes(Bytes a, Bytes b) { return _mm512_and_si512(a, b); }
+// Logical shift of each byte; bits of its neighbour may come in from above: mask afterwards.
+template <int n> Bytes shift_right(Bytes a) { return n ? _mm512_srli_epi16(a, n) : a; }
+inline Acts load_acts(const int8_t * p) { return p; }
+
+inline Ints set_ints(int32_t x) { return _mm512_set1_epi32(x); }
+inline Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints load_u8(const uint8_t * p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *) p)); }
+// a * b where both fit in 16 bits
+inline Ints multiply_small(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
+
+inline Floats set_floats(float x) { return _mm512_set1_ps(x); }
+inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+inline Floats load_halves(const void * p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p)); }
+inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline void store(float * p, Floats a) { _mm512_storeu_ps(p, a); }
+
+// Sum of products of up to 128 weights 0..3 a row with activations -128..127.
+struct Dot {
+    Ints acc = _mm512_setzero_si512();
+    template <int quad> void add(Bytes weights, Acts acts) {
+        int32_t four;
+        memcpy(&four, acts + 4 * quad, 4);
+        acc = _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(four));
+    }
+    Ints sum() const { return acc; }
+};
+
+#elif SMOL_AVX2
+
+constexpr int LANES = 8;
+using Bytes = __m256i;
+using Ints = __m256i;
+using Floats = __m256;
+using Acts = const int8_t *;
+
+inline Bytes load_bytes(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
+inline Bytes set_bytes(uint8_t x) { return _mm256_set1_epi8(char(x)); }
+inline Bytes and_bytes(Bytes a, Bytes b) { return _mm256_and_si256(a, b); }
+template <int n> Bytes shift_right(Bytes a) { return n ? _mm256_srli_epi16(a, n) : a; }
+inline Acts load_acts(const int8_t * p) { return p; }
+
+inline Ints set_ints(int32_t x) { return _mm256_set1_epi32(x); }
+inline Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline Ints load_u8(const uint8_t * p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) p)); }
+inline Ints multiply_small(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
+
+inline Floats set_floats(float x) { return _mm256_set1_ps(x); }
+inline Floats to_floats(Ints a) { return _mm256_cvtepi32_ps(a); }
+inline Floats load_halves(const void * p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p)); }
+inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline void store(float * p, Floats a) { _mm256_storeu_ps(p, a); }
+
+// In 16 bits: 32 additions of 2 * 3 * 128 stay below 2^15.
+struct Dot {
+    __m256i acc = _mm256_setzero_si256();
+    template <int quad> void add(Bytes weights, Acts acts) {
+        int32_t four;
+        memcpy(&four, acts + 4 * quad, 4);
+        acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(weights, _mm256_set1_epi32(four)));
+    }
+    Ints sum() const { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
+};
+
+#elif SMOL_SSE
+
+constexpr int LANES = 4;
+using Bytes = __m128i;
+using Ints = __m128i;
+using Floats = __m128;
+using Acts = const int8_t *;
+
+inline Bytes load_bytes(const void * p) { return _mm_loadu_si128((const __m128i *) p); }
+inline Bytes set_bytes(uint8_t x) { return _mm_set1_epi8(char(x)); }
+inline Bytes and_bytes(Bytes a, Bytes b) { return _mm_and_si128(a, b); }
+template <int n> Bytes shift_right(Bytes a) { return n ? _mm_srli_epi16(a, n) : a; }
+inline Acts load_acts(const int8_t * p) { return p; }
+
+inline Ints set_ints(int32_t x) { return _mm_set1_epi32(x); }
+inline Ints add_ints(Ints a, Ints b) { return _mm_add_epi32(a, b); }
+inline Ints load_u8(const uint8_t * p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm_cvtepu8_epi32(_mm_cvtsi32_si128(four));
+}
+inline Ints multiply_small(Ints a, Ints b) { return _mm_madd_epi16(a, b); }
+
+inline Floats set_floats(float x) { return _mm_set1_ps(x); }
+inline Floats to_floats(Ints a) { return _mm_cvtepi32_ps(a); }
+inline Floats load_halves(const void * p) {
+    const auto * bytes = static_cast<const uint8_t *>(p);
+    return _mm_setr_ps(half_to_float(load_half(bytes)), half_to_float(load_half(bytes + 2)),
+                       half_to_float(load_half(bytes + 4)), half_to_float(load_half(bytes + 6)));
+}
+inline Floats multiply(Floats a, Floats b) { return _mm_mul_ps(a, b); }
+inline Floats fused(Floats a, Floats b, Floats c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }
+inline void store(float * p, Floats a) { _mm_storeu_ps(p, a); }
+
+struct Dot {
+    __m128i acc = _mm_setzero_si128();
+    template <int quad> void add(Bytes weights, Acts acts) {
+        int32_t four;
+        memcpy(&four, acts + 4 * quad, 4);
+        acc = _mm_add_epi16(acc, _mm_maddubs_epi16(weights, _mm_set1_epi32(four)));
+    }
+    Ints sum() const { return _mm_madd_epi16(acc, _mm_set1_epi16(1)); }
+};
+
+#elif SMOL_NEON
+
+constexpr int LANES = 4;
+using Bytes = uint8x16_t;
+using Ints = int32x4_t;
+using Floats = float32x4_t;
+using Acts = int8x16_t;
+
+inline Bytes load_bytes(const void * p) { return vld1q_u8(static_cast<const uint8_t *>(p)); }
+inline Bytes set_bytes(uint8_t x) { return vdupq_n_u8(x); }
+inline Bytes and_bytes(Bytes a, Bytes b) { return vandq_u8(a, b); }
+template <int n> Bytes shift_right(Bytes a) {
+    if constexpr (n == 0) {
+        return a;
+    } else {
+        return vshrq_n_u8(a, n);
+    }
+}
+inline Acts load_acts(const int8_t * p) { return vld1q_s8(p); }
+
+inline Ints set_ints(int32_t x) { return vdupq_n_s32(x); }
+inline Ints add_ints(Ints a, Ints b) { return vaddq_s32(a, b); }
+inline Ints load_u8(const uint8_t * p) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    const uint16x8_t wide = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)));
+    return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(wide)));
+}
+inline Ints multiply_small(Ints a, Ints b) { return vmulq_s32(a, b); }
+
+inline Floats set_floats(float x) { return vdupq_n_f32(x); }
+inline Floats to_floats(Ints a) { return vcvtq_f32_s32(a); }
+inline Floats load_halves(const void * p) {
+    uint16_t halves[4];
+    memcpy(halves, p, sizeof halves);
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves)));
+}
+inline Floats multiply(Floats a, Floats b) { return vmulq_f32(a, b); }
+inline Floats fused(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+inline void store(float * p, Floats a) { vst1q_f32(p, a); }
+
+#    if SMOL_DOTPROD
+struct Dot {
+    Ints acc = vdupq_n_s32(0);
+    template <int quad> void add(Bytes weights, Acts acts) {
+        acc = vdotq_laneq_s32(acc, vreinterpretq_s8_u8(weights), acts, quad);
+    }
+    Ints sum() const { return acc; }
+};
+#    else
+// In 16 bits: 64 additions of 3 * 128 stay below 2^15.
+struct Dot {
+    int16x8_t low = vdupq_n_s16(0), high = vdupq_n_s16(0);
+    template <int quad> void add(Bytes weights, Acts acts) {
+        const int8x16_t four = vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(acts), quad));
+        const int8x16_t w = vreinterpretq_s8_u8(weights);
+        low = vmlal_s8(low, vget_low_s8(w), vget_low_s8(four));
+        high = vmlal_high_s8(high, w, four);
+    }
+    Ints sum() const { return vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)); }
+};
+#    endif
+
+#else // plain C++: one row a vector
+
+constexpr int LANES = 1;
+using Bytes = uint32_t;
+using Ints = int32_t;
+using Floats = float;
+using Acts = const int8_t *;
+
+inline Bytes load_bytes(const void * p) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return four;
+}
+inline Bytes set_bytes(uint8_t x) { return 0x01010101u * x; }
+inline Bytes and_bytes(Bytes a, Bytes b) { return a & b; }
+template <int n> Bytes shift_right(Bytes a) { return a >> n; }
+inline Acts load_acts(const int8_t * p) { return p; }
+inline Ints set_ints(int32_t x) { return x; }
+inline Ints add_ints(Ints a, Ints b) { return a + b; }
+inline Ints load_u8(const uint8_t * p) { return *p; }
+inline Ints multiply_small(Ints a, Ints b) { return a * b; }
+inline Floats set_floats(float x) { return x; }
+inline Floats to_floats(Ints a) { return float(a); }
+inline Floats load_halves(const void * p) { return half_to_float(load_half(p)); }
+inline Floats multiply(Floats a, Floats b) { return a * b; }
+inline void store(float * p, Floats a) { *p = a; }
+
+struct Dot {
+    int32_t acc = 0;
+    template <int quad> void add(Bytes weights, Acts acts) {
+        for (int i = 0; i < 4; i++) {
+            acc += int32_t(weights >> 8 * i & 255) * acts[4 * quad + i];
+        }
+    }
+    Ints sum() const { return acc; }
+};
+
+#endif
+
+// Rows of a group: one full vector on AVX-512, two elsewhere but in plain C++.
+constexpr int ROWS = LANES == 16 || LANES == 1 ? (LANES == 1 ? 4 : 16) : (LANES == 8 ? 16 : 8);
+constexpr int VECTORS = ROWS / LANES;
+
+} // namespace smol
