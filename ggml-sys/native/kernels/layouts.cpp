@@ -2,6 +2,7 @@
 
 const smol_layout * const * smol_layouts(size_t * n) {
     static const smol_layout * const all[] = {
+        &smol::q1_0,
         &smol::tq2_0,
     };
     *n = sizeof all / sizeof *all;

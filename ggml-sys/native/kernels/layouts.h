@@ -5,6 +5,7 @@
 
 namespace smol {
 
+extern const smol_layout q1_0;
 extern const smol_layout tq2_0;
 
 using Tile = void(int64_t k, const uint8_t * group, const void * const * activations, float * const * out);
