@@ -44,6 +44,10 @@ struct smol_layout {
     // gemv in plain C++, one row after the other. Gives the same bits, or for a lossy activation the same within the
     // bound that the layout's file states.
     void (*reference)(int64_t k, const void * group, int64_t groups, const void * activation, float * out);
+
+    // Whether n rows of k weights that lie `stride` bytes apart can be packed; NULL: all can.
+    bool (*accepts)(int64_t k, const void * rows, size_t stride, int64_t n);
+    bool optional; // used only when it is asked for by name: it loses accuracy, or trades memory for speed
 };
 
 // All layouts of this build for the CPU level that runs; for one type the preferred one comes first.
