@@ -91,7 +91,8 @@ void prepare256(int64_t k, const float * x, void * out) {
                 block->q[16 * i + j] = int8_t(q < 127 ? q : 127);
                 sum += block->q[16 * i + j];
             }
-            block->sums[i] = int16_t(sum);
+            block->sums_low[i] = int8_t(sum & 127);
+            block->sums_high[i] = int8_t(sum >> 7);
             total += sum;
         }
         block->minus_sum = -total;

@@ -17,7 +17,8 @@ struct Act32 {
 struct Act256 {
     float   d;
     int32_t minus_sum;
-    int16_t sums[16]; // of 16 each
+    // The sums of 16 each are 128 * high + low, in bytes so that they are multiplied like activations.
+    int8_t  sums_low[16], sums_high[16];
     int8_t  q[256];
 };
 

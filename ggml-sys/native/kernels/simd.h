@@ -79,6 +79,7 @@ inline Acts load_acts(const int8_t * p) { return p; }
 inline Ints set_ints(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Ints load_u8(const uint8_t * p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *) p)); }
+inline Ints shift_left(Ints a, int n) { return _mm512_slli_epi32(a, n); }
 // a * b where both fit in 16 bits
 inline Ints multiply_small(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 
@@ -89,9 +90,11 @@ inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline void store(float * p, Floats a) { _mm512_storeu_ps(p, a); }
 
-// Sum of products of up to 128 weights 0..3 a row with activations -128..127.
+// Sum of products of up to 128 weights 0..3 a row with activations -128..127, from *start on.
 struct Dot {
-    Ints acc = _mm512_setzero_si512();
+    Ints acc;
+    Dot() : acc(_mm512_setzero_si512()) {}
+    explicit Dot(const int32_t * start) : acc(_mm512_set1_epi32(*start)) {}
     template <int quad> void add(Bytes weights, Acts acts) {
         int32_t four;
         memcpy(&four, acts + 4 * quad, 4);
@@ -117,6 +120,7 @@ inline Acts load_acts(const int8_t * p) { return p; }
 inline Ints set_ints(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Ints load_u8(const uint8_t * p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) p)); }
+inline Ints shift_left(Ints a, int n) { return _mm256_slli_epi32(a, n); }
 inline Ints multiply_small(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
 
 inline Floats set_floats(float x) { return _mm256_set1_ps(x); }
@@ -129,12 +133,18 @@ inline void store(float * p, Floats a) { _mm256_storeu_ps(p, a); }
 // In 16 bits: 32 additions of 2 * 3 * 128 stay below 2^15.
 struct Dot {
     __m256i acc = _mm256_setzero_si256();
+    const int32_t * start = nullptr;
+    Dot() = default;
+    explicit Dot(const int32_t * from) : start(from) {}
     template <int quad> void add(Bytes weights, Acts acts) {
         int32_t four;
         memcpy(&four, acts + 4 * quad, 4);
         acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(weights, _mm256_set1_epi32(four)));
     }
-    Ints sum() const { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
+    Ints sum() const {
+        const Ints wide = _mm256_madd_epi16(acc, _mm256_set1_epi16(1));
+        return start ? add_ints(wide, set_ints(*start)) : wide;
+    }
 };
 
 #elif SMOL_SSE
@@ -158,6 +168,7 @@ inline Ints load_u8(const uint8_t * p) {
     memcpy(&four, p, 4);
     return _mm_cvtepu8_epi32(_mm_cvtsi32_si128(four));
 }
+inline Ints shift_left(Ints a, int n) { return _mm_slli_epi32(a, n); }
 inline Ints multiply_small(Ints a, Ints b) { return _mm_madd_epi16(a, b); }
 
 inline Floats set_floats(float x) { return _mm_set1_ps(x); }
@@ -173,12 +184,18 @@ inline void store(float * p, Floats a) { _mm_storeu_ps(p, a); }
 
 struct Dot {
     __m128i acc = _mm_setzero_si128();
+    const int32_t * start = nullptr;
+    Dot() = default;
+    explicit Dot(const int32_t * from) : start(from) {}
     template <int quad> void add(Bytes weights, Acts acts) {
         int32_t four;
         memcpy(&four, acts + 4 * quad, 4);
         acc = _mm_add_epi16(acc, _mm_maddubs_epi16(weights, _mm_set1_epi32(four)));
     }
-    Ints sum() const { return _mm_madd_epi16(acc, _mm_set1_epi16(1)); }
+    Ints sum() const {
+        const Ints wide = _mm_madd_epi16(acc, _mm_set1_epi16(1));
+        return start ? add_ints(wide, set_ints(*start)) : wide;
+    }
 };
 
 #elif SMOL_NEON
@@ -209,6 +226,7 @@ inline Ints load_u8(const uint8_t * p) {
     const uint16x8_t wide = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)));
     return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(wide)));
 }
+inline Ints shift_left(Ints a, int n) { return vshlq_s32(a, vdupq_n_s32(n)); }
 inline Ints multiply_small(Ints a, Ints b) { return vmulq_s32(a, b); }
 
 inline Floats set_floats(float x) { return vdupq_n_f32(x); }
@@ -225,6 +243,8 @@ inline void store(float * p, Floats a) { vst1q_f32(p, a); }
 #    if SMOL_DOTPROD
 struct Dot {
     Ints acc = vdupq_n_s32(0);
+    Dot() = default;
+    explicit Dot(const int32_t * start) : acc(vdupq_n_s32(*start)) {}
     template <int quad> void add(Bytes weights, Acts acts) {
         acc = vdotq_laneq_s32(acc, vreinterpretq_s8_u8(weights), acts, quad);
     }
@@ -234,13 +254,19 @@ struct Dot {
 // In 16 bits: 64 additions of 3 * 128 stay below 2^15.
 struct Dot {
     int16x8_t low = vdupq_n_s16(0), high = vdupq_n_s16(0);
+    const int32_t * start = nullptr;
+    Dot() = default;
+    explicit Dot(const int32_t * from) : start(from) {}
     template <int quad> void add(Bytes weights, Acts acts) {
         const int8x16_t four = vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(acts), quad));
         const int8x16_t w = vreinterpretq_s8_u8(weights);
         low = vmlal_s8(low, vget_low_s8(w), vget_low_s8(four));
         high = vmlal_high_s8(high, w, four);
     }
-    Ints sum() const { return vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)); }
+    Ints sum() const {
+        const Ints wide = vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+        return start ? add_ints(wide, set_ints(*start)) : wide;
+    }
 };
 #    endif
 
@@ -264,6 +290,7 @@ inline Acts load_acts(const int8_t * p) { return p; }
 inline Ints set_ints(int32_t x) { return x; }
 inline Ints add_ints(Ints a, Ints b) { return a + b; }
 inline Ints load_u8(const uint8_t * p) { return *p; }
+inline Ints shift_left(Ints a, int n) { return Ints(uint32_t(a) << n); }
 inline Ints multiply_small(Ints a, Ints b) { return a * b; }
 inline Floats set_floats(float x) { return x; }
 inline Floats to_floats(Ints a) { return float(a); }
@@ -273,6 +300,8 @@ inline void store(float * p, Floats a) { *p = a; }
 
 struct Dot {
     int32_t acc = 0;
+    Dot() = default;
+    explicit Dot(const int32_t * start) : acc(*start) {}
     template <int quad> void add(Bytes weights, Acts acts) {
         for (int i = 0; i < 4; i++) {
             acc += int32_t(weights >> 8 * i & 255) * acts[4 * quad + i];
@@ -283,8 +312,25 @@ struct Dot {
 
 #endif
 
-// Rows of a group: one full vector on AVX-512, two elsewhere but in plain C++.
-constexpr int ROWS = LANES == 16 || LANES == 1 ? (LANES == 1 ? 4 : 16) : (LANES == 8 ? 16 : 8);
+// Rows of a group: 16 in one vector on AVX-512 and in two on AVX2, 8 in two vectors of 4 on SSE and NEON, 4 one by one
+// in plain C++.
+constexpr int ROWS = LANES == 1 ? 4 : LANES == 4 ? 8 : 16;
 constexpr int VECTORS = ROWS / LANES;
+
+// The four 2-bit fields of each byte, lowest first.
+struct Fields {
+    Bytes field[4];
+    explicit Fields(Bytes w) {
+        const Bytes mask = set_bytes(3);
+        field[0] = and_bytes(w, mask);
+        field[1] = and_bytes(shift_right<2>(w), mask);
+        field[2] = and_bytes(shift_right<4>(w), mask);
+#if SMOL_NEON // shifts bytes
+        field[3] = shift_right<6>(w);
+#else
+        field[3] = and_bytes(shift_right<6>(w), mask);
+#endif
+    }
+};
 
 } // namespace smol

@@ -144,6 +144,6 @@ void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void *
 } // namespace
 
 const smol_layout tq2_0 = {ROWS == 16 ? "tq2_0-16" : ROWS == 8 ? "tq2_0-8" : "tq2_0-4", 1, GGML_TYPE_TQ2_0, ROWS, BLOCK, true, &act256,
-                           group_bytes, pack, unpack_row, gemv, gemm, reference};
+                           group_bytes, pack, unpack_row, gemv, gemm, reference, nullptr, false};
 
 } // namespace smol

@@ -1,0 +1,145 @@
+// Q2_0 (2 bits, a scale for 64; weights -1..2 times the scale): fields of 2 bits, 4 of them in a byte, in the order in
+// which the kernel meets them. No byte more than plain Q2_0.
+//
+// A group has k / 64 blocks, each: ROWS half scales; then for s = 0..4 and each row 4 bytes, where bits 2j..2j+2 of
+// byte i are weight 16 s + 4 j + i, plus one.
+#include "activations.h"
+#include "layouts.h"
+#include "simd.h"
+
+namespace smol {
+namespace {
+
+constexpr int BLOCK = 64;
+constexpr size_t BYTES = ROWS * (2 + BLOCK / 4);
+
+struct Source { // as in a file (ggml-common.h: block_q2_0)
+    uint16_t d;
+    uint8_t  qs[16];
+};
+static_assert(sizeof(Source) == 18, "a block of Q2_0");
+
+int source_weight(const Source & block, int k) { // 0..3 (ggml-quants.c: dequantize_row_q2_0)
+    return block.qs[k / 4] >> k % 4 * 2 & 3;
+}
+
+size_t group_bytes(int64_t k) {
+    return size_t(k / BLOCK) * BYTES;
+}
+
+void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) {
+    auto * out = static_cast<uint8_t *>(group);
+    memset(out, 0, group_bytes(k));
+    for (int64_t row = 0; row < n; row++) {
+        const auto * source = reinterpret_cast<const Source *>(static_cast<const uint8_t *>(rows) + stride * row);
+        for (int64_t b = 0; b < k / BLOCK; b++) {
+            uint8_t * block = out + b * BYTES;
+            memcpy(block + 2 * row, &source[b].d, 2);
+            uint8_t * fields = block + 2 * ROWS;
+            for (int i = 0; i < BLOCK; i++) {
+                fields[i / 16 * 4 * ROWS + 4 * row + i % 4] |= source_weight(source[b], i) << i % 16 / 4 * 2;
+            }
+        }
+    }
+}
+
+int weight(const uint8_t * block, int64_t row, int i) { // -1..2
+    return (block[2 * ROWS + i / 16 * 4 * ROWS + 4 * row + i % 4] >> i % 16 / 4 * 2 & 3) - 1;
+}
+
+void unpack_row(int64_t k, const void * group, int64_t row, float * out) {
+    const auto * block = static_cast<const uint8_t *>(group);
+    for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
+        const float d = half_to_float(load_half(block + 2 * row));
+        for (int i = 0; i < BLOCK; i++) {
+            *out++ = float(weight(block, row, i)) * d;
+        }
+    }
+}
+
+void reference(int64_t k, const void * group, int64_t groups, const void * activation, float * out) {
+    const auto * act = static_cast<const Act32 *>(activation);
+    for (int64_t row = 0; row < groups * ROWS; row++) {
+        const uint8_t * block = static_cast<const uint8_t *>(group) + row / ROWS * group_bytes(k);
+        float sum = 0;
+        for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
+            int32_t dot[2] = {0, 0};
+            for (int i = 0; i < BLOCK; i++) {
+                dot[i / 32] += weight(block, row % ROWS, i) * act[2 * b + i / 32].q[i % 32];
+            }
+            const float part = fused(act[2 * b + 1].d, float(dot[1]), act[2 * b].d * float(dot[0]));
+            sum = fused(half_to_float(load_half(block + 2 * (row % ROWS))), part, sum);
+        }
+        out[row] = sum;
+    }
+}
+
+// One group with N activation rows. 16 weights of LANES rows: 4 products, 4 ands, 3 shifts, a load; for 32 of them a
+// conversion and 1.5 float operations.
+template <int N> void tile(int64_t k, const uint8_t * block, const void * const * activations, float * const * out) {
+    const Act32 * act[N];
+    Floats sum[N][VECTORS];
+    for (int n = 0; n < N; n++) {
+        act[n] = static_cast<const Act32 *>(activations[n]);
+        for (int v = 0; v < VECTORS; v++) {
+            sum[n][v] = set_floats(0);
+        }
+    }
+    for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
+        for (int v = 0; v < VECTORS; v++) {
+            const uint8_t * fields = block + 2 * ROWS + 4 * LANES * v;
+            Floats part[N];
+            for (int half = 0; half < 2; half++) {
+                Dot dot[N];
+                for (int n = 0; n < N; n++) {
+                    dot[n] = Dot(&act[n][half].minus_sum);
+                }
+                for (int s = 0; s < 2; s++) {
+                    const Fields w(load_bytes(fields + 4 * ROWS * (2 * half + s)));
+                    for (int n = 0; n < N; n++) {
+                        const Acts a = load_acts(act[n][half].q + 16 * s);
+                        dot[n].template add<0>(w.field[0], a);
+                        dot[n].template add<1>(w.field[1], a);
+                        dot[n].template add<2>(w.field[2], a);
+                        dot[n].template add<3>(w.field[3], a);
+                    }
+                }
+                for (int n = 0; n < N; n++) {
+                    const Floats d = set_floats(act[n][half].d), i = to_floats(dot[n].sum());
+                    part[n] = half ? fused(d, i, part[n]) : multiply(d, i);
+                }
+            }
+            const Floats d = load_halves(block + 2 * LANES * v);
+            for (int n = 0; n < N; n++) {
+                sum[n][v] = fused(d, part[n], sum[n][v]);
+            }
+        }
+        for (int n = 0; n < N; n++) {
+            act[n] += 2;
+        }
+    }
+    for (int n = 0; n < N; n++) {
+        for (int v = 0; v < VECTORS; v++) {
+            store(out[n] + LANES * v, sum[n][v]);
+        }
+    }
+}
+
+void gemv(int64_t k, const void * group, int64_t groups, const void * activation, float * out) {
+    const auto * bytes = static_cast<const uint8_t *>(group);
+    for (int64_t g = 0; g < groups; g++, bytes += group_bytes(k), out += ROWS) {
+        tile<1>(k, bytes, &activation, &out);
+    }
+}
+
+void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
+    const auto * bytes = static_cast<const uint8_t *>(group);
+    tiles<tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
+}
+
+} // namespace
+
+const smol_layout q2_0 = {ROWS == 16 ? "q2_0-16" : ROWS == 8 ? "q2_0-8" : "q2_0-4", 1, GGML_TYPE_Q2_0, ROWS, BLOCK, true,
+                          &act32, group_bytes, pack, unpack_row, gemv, gemm, reference, nullptr, false};
+
+} // namespace smol
