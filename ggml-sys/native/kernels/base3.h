@@ -1,0 +1,121 @@
+// Five ternary weights in a byte, as a fraction in base 3, and how they get out again.
+//
+// A byte y, signed, stands for y / 256 in (-1/2, 1/2). Its first digit is 3 y / 256 rounded to -1, 0 or 1; what is left
+// is 3 y in 8 bits, wrapped around, and holds the next one. So digit = (3 y - wrapped(3 y)) / 256 without a rest, and a
+// sum of products needs no digit at all: sum(digit * a) = (3 sum(y * a) - sum(wrapped(3 y) * a)) / 256. That takes two
+// products for a digit, and wins where a product of 8 bits is one instruction and there are few columns. Elsewhere the
+// digit is two comparisons.
+#pragma once
+
+#include "simd.h"
+
+namespace smol {
+namespace base3 {
+
+constexpr int DIGITS = 5;
+
+// digits[0] comes out first; each -1..1.
+inline uint8_t encode(const int * digits) {
+    int value = 0;
+    for (int j = 0; j < DIGITS; j++) {
+        value = 3 * value + digits[j] + 1;
+    }
+    return uint8_t((value * 256 + 242) / 243 - 128); // 3^5 = 243
+}
+
+inline int decode(uint8_t byte, int j) {
+    int x = int8_t(byte) + 128;
+    for (; j > 0; j--) {
+        x = 3 * x & 255;
+    }
+    return (3 * x >> 8) - 1;
+}
+
+// Bytes as `start` makes them of packed ones go through `next` from digit to digit; `digit` gives a weight, 0..2 where
+// OFFSET is 1, -1..1 where it is 0.
+#if SMOL_AVX512
+
+constexpr int OFFSET = 1;
+inline Bytes start(Bytes packed) { return _mm512_xor_si512(packed, _mm512_set1_epi8(-128)); } // as y + 128
+inline Bytes next(Bytes y) { return _mm512_add_epi8(_mm512_add_epi8(y, y), y); }
+inline Bytes digit(Bytes y) {
+    const __mmask64 middle = _mm512_cmpgt_epu8_mask(y, _mm512_set1_epi8(85));
+    const __mmask64 above = _mm512_cmpgt_epu8_mask(y, _mm512_set1_epi8(char(170)));
+    return _mm512_mask_mov_epi8(_mm512_maskz_mov_epi8(middle, _mm512_set1_epi8(1)), above, _mm512_set1_epi8(2));
+}
+
+#elif SMOL_AVX2
+
+constexpr int OFFSET = 1;
+inline Bytes start(Bytes packed) { return packed; }
+inline Bytes next(Bytes y) { return _mm256_add_epi8(_mm256_add_epi8(y, y), y); }
+inline Bytes digit(Bytes y) {
+    const Bytes above = _mm256_cmpgt_epi8(y, _mm256_set1_epi8(42)), middle = _mm256_cmpgt_epi8(y, _mm256_set1_epi8(-43));
+    return _mm256_abs_epi8(_mm256_add_epi8(above, middle));
+}
+
+#elif SMOL_SSE
+
+constexpr int OFFSET = 1;
+inline Bytes start(Bytes packed) { return packed; }
+inline Bytes next(Bytes y) { return _mm_add_epi8(_mm_add_epi8(y, y), y); }
+inline Bytes digit(Bytes y) {
+    const Bytes above = _mm_cmpgt_epi8(y, _mm_set1_epi8(42)), middle = _mm_cmpgt_epi8(y, _mm_set1_epi8(-43));
+    return _mm_abs_epi8(_mm_add_epi8(above, middle));
+}
+
+#elif SMOL_NEON
+
+constexpr int OFFSET = 0;
+inline Bytes start(Bytes packed) { return packed; }
+inline Bytes next(Bytes y) { return vmulq_u8(y, vdupq_n_u8(3)); }
+inline Bytes digit(Bytes y) {
+    const int8x16_t s = vreinterpretq_s8_u8(y);
+    return vsubq_u8(vcltq_s8(s, vdupq_n_s8(-42)), vcgtq_s8(s, vdupq_n_s8(42)));
+}
+
+#else
+
+constexpr int OFFSET = 1;
+inline Bytes start(Bytes packed) { return packed ^ 0x80808080u; }
+inline Bytes next(Bytes y) {
+    const uint32_t even = (y & 0x00ff00ffu) * 3 & 0x00ff00ffu, odd = (y >> 8 & 0x00ff00ffu) * 3 & 0x00ff00ffu;
+    return even | odd << 8;
+}
+inline Bytes digit(Bytes y) {
+    const uint32_t even = (y & 0x00ff00ffu) * 3 >> 8 & 0x00ff00ffu, odd = (y >> 8 & 0x00ff00ffu) * 3 >> 8 & 0x00ff00ffu;
+    return even | odd << 8;
+}
+
+#endif
+
+// The products of one column with the bytes that are decoded.
+struct Digits {
+    Dot dot;
+    template <int quad> void add(Bytes y, Bytes, Acts acts) { dot.add<quad>(digit(y), acts); }
+    Ints sum() const { return dot.sum(); }
+};
+
+#if SMOL_AVX512 || SMOL_DOTPROD
+struct Remainders {
+    Dot whole, rest;
+    template <int quad> void add(Bytes y, Bytes next, Acts acts) {
+        whole.add<quad>(y, acts);
+        rest.add<quad>(next, acts);
+    }
+    Ints sum() const {
+#    if SMOL_AVX512
+        const Ints three = _mm512_add_epi32(_mm512_add_epi32(whole.acc, whole.acc), whole.acc);
+        return _mm512_srai_epi32(_mm512_sub_epi32(three, rest.acc), 8);
+#    else
+        return vshrq_n_s32(vmlaq_n_s32(vnegq_s32(rest.acc), whole.acc, 3), 8);
+#    endif
+    }
+};
+using Few = Remainders; // for 1 or 2 columns
+#else
+using Few = Digits;
+#endif
+
+} // namespace base3
+} // namespace smol

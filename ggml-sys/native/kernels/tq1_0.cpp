@@ -1,0 +1,188 @@
+// TQ1_0 (ternary in base 3, a scale for 256): five weights in a byte as in the file, in the order in which the kernel
+// meets them. No byte more than plain TQ1_0: 1.6875 bits a weight.
+//
+// A group has k / 256 blocks, each: ROWS half scales; then for s = 0..13 and each row 4 bytes (base3.h), where digit j
+// of byte i is weight 20 s + 4 j + i; the last byte of a row has four digits.
+#include "activations.h"
+#include "base3.h"
+#include "layouts.h"
+#include "simd.h"
+
+#include <type_traits>
+
+namespace smol {
+namespace {
+
+constexpr int BLOCK = 256;
+constexpr int STEPS = 13;
+constexpr size_t BYTES = ROWS * (2 + 4 * STEPS);
+
+struct Source { // as in a file (ggml-common.h: block_tq1_0)
+    uint8_t  qs[48];
+    uint8_t  qh[4];
+    uint16_t d;
+};
+static_assert(sizeof(Source) == 54, "a block of TQ1_0");
+static_assert(BYTES == ROWS * sizeof(Source), "no byte more");
+
+int source_weight(const Source & block, int k) { // -1..1 (ggml-quants.c: dequantize_row_tq1_0)
+    int byte, digit;
+    if (k < 160) {
+        byte = block.qs[k % 32];
+        digit = k / 32;
+    } else if (k < 240) {
+        byte = block.qs[32 + k % 16];
+        digit = (k - 160) / 16;
+    } else {
+        byte = block.qh[k % 4];
+        digit = (k - 240) / 4;
+    }
+    for (; digit > 0; digit--) {
+        byte = 3 * byte & 255;
+    }
+    return (3 * byte >> 8) - 1;
+}
+
+size_t group_bytes(int64_t k) {
+    return size_t(k / BLOCK) * BYTES;
+}
+
+void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) {
+    auto * out = static_cast<uint8_t *>(group);
+    memset(out, 0, group_bytes(k));
+    for (int64_t row = 0; row < n; row++) {
+        const auto * source = reinterpret_cast<const Source *>(static_cast<const uint8_t *>(rows) + stride * row);
+        for (int64_t b = 0; b < k / BLOCK; b++) {
+            uint8_t * block = out + b * BYTES;
+            memcpy(block + 2 * row, &source[b].d, 2);
+            for (int s = 0; s < STEPS; s++) {
+                for (int i = 0; i < 4; i++) {
+                    int digits[base3::DIGITS];
+                    for (int j = 0; j < base3::DIGITS; j++) {
+                        const int index = 20 * s + 4 * j + i;
+                        digits[j] = index < BLOCK ? source_weight(source[b], index) : 0;
+                    }
+                    block[2 * ROWS + 4 * ROWS * s + 4 * row + i] = base3::encode(digits);
+                }
+            }
+        }
+    }
+}
+
+int weight(const uint8_t * block, int64_t row, int i) { // -1..1
+    return base3::decode(block[2 * ROWS + i / 20 * 4 * ROWS + 4 * row + i % 4], i % 20 / 4);
+}
+
+void unpack_row(int64_t k, const void * group, int64_t row, float * out) {
+    const auto * block = static_cast<const uint8_t *>(group);
+    for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
+        const float d = half_to_float(load_half(block + 2 * row));
+        for (int i = 0; i < BLOCK; i++) {
+            *out++ = float(weight(block, row, i)) * d;
+        }
+    }
+}
+
+void reference(int64_t k, const void * group, int64_t groups, const void * activation, float * out) {
+    const auto * act = static_cast<const Act256 *>(activation);
+    for (int64_t row = 0; row < groups * ROWS; row++) {
+        const uint8_t * block = static_cast<const uint8_t *>(group) + row / ROWS * group_bytes(k);
+        float sum = 0;
+        for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
+            int32_t dot = 0;
+            for (int i = 0; i < BLOCK; i++) {
+                dot += weight(block, row % ROWS, i) * act[b].q[i];
+            }
+            const float d = half_to_float(load_half(block + 2 * (row % ROWS)));
+            sum = fused(d * act[b].d, float(dot), sum);
+        }
+        out[row] = sum;
+    }
+}
+
+// Digits j.. of one vector of bytes: digit j has quad `quad` of the 20 whose activations are loaded.
+template <int quad, int left, int N, class Part, int CHAINS>
+void digits(Bytes y, const Acts (&acts)[N][5], Part (&part)[N][CHAINS]) {
+    const Bytes next = base3::next(y);
+    for (int n = 0; n < N; n++) {
+        part[n][quad % CHAINS].template add<quad % 4>(y, next, acts[n][quad / 4]);
+    }
+    if constexpr (left > 1) {
+        digits<quad + 1, left - 1>(next, acts, part);
+    }
+}
+
+// One group with N activation rows. 20 weights of LANES rows: 5 digits of one load, each two products and a
+// multiplication by 3, or one product for each column, three or four operations for the digit and the multiplication.
+template <int N> void tile(int64_t k, const uint8_t * block, const void * const * activations, float * const * out) {
+    using Part = std::conditional_t<(N < 4), base3::Few, base3::Digits>;
+    constexpr int CHAINS = N == 1 && VECTORS == 1 ? 2 : 1;
+    const Act256 * act[N];
+    Floats sum[N][VECTORS];
+    for (int n = 0; n < N; n++) {
+        act[n] = static_cast<const Act256 *>(activations[n]);
+        for (int v = 0; v < VECTORS; v++) {
+            sum[n][v] = set_floats(0);
+        }
+    }
+    for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
+        const uint8_t * bytes = block + 2 * ROWS;
+        Part part[VECTORS][N][CHAINS];
+        Acts acts[N][5];
+        for (int s = 0; s < STEPS - 1; s += 4) {
+            for (int n = 0; n < N; n++) {
+                for (int i = 0; i < 5; i++) {
+                    acts[n][i] = load_acts(act[n][b].q + 20 * s + 16 * i);
+                }
+            }
+            for (int v = 0; v < VECTORS; v++) {
+                const uint8_t * p = bytes + 4 * ROWS * s + 4 * LANES * v;
+                digits<0, 5>(base3::start(load_bytes(p)), acts, part[v]);
+                digits<5, 5>(base3::start(load_bytes(p + 4 * ROWS)), acts, part[v]);
+                digits<10, 5>(base3::start(load_bytes(p + 8 * ROWS)), acts, part[v]);
+                digits<15, 5>(base3::start(load_bytes(p + 12 * ROWS)), acts, part[v]);
+            }
+        }
+        for (int n = 0; n < N; n++) {
+            acts[n][0] = load_acts(act[n][b].q + 240);
+        }
+        for (int v = 0; v < VECTORS; v++) {
+            digits<0, 4>(base3::start(load_bytes(bytes + 4 * ROWS * (STEPS - 1) + 4 * LANES * v)), acts, part[v]);
+            const Floats d = load_halves(block + 2 * LANES * v);
+            for (int n = 0; n < N; n++) {
+                Ints dot = part[v][n][0].sum();
+                for (int c = 1; c < CHAINS; c++) {
+                    dot = add_ints(dot, part[v][n][c].sum());
+                }
+                if constexpr (base3::OFFSET != 0) {
+                    dot = add_ints(dot, set_ints(act[n][b].minus_sum));
+                }
+                sum[n][v] = fused(multiply(d, set_floats(act[n][b].d)), to_floats(dot), sum[n][v]);
+            }
+        }
+    }
+    for (int n = 0; n < N; n++) {
+        for (int v = 0; v < VECTORS; v++) {
+            store(out[n] + LANES * v, sum[n][v]);
+        }
+    }
+}
+
+void gemv(int64_t k, const void * group, int64_t groups, const void * activation, float * out) {
+    const auto * bytes = static_cast<const uint8_t *>(group);
+    for (int64_t g = 0; g < groups; g++, bytes += group_bytes(k), out += ROWS) {
+        tile<1>(k, bytes, &activation, &out);
+    }
+}
+
+void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
+    const auto * bytes = static_cast<const uint8_t *>(group);
+    tiles<tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
+}
+
+} // namespace
+
+const smol_layout tq1_0 = {ROWS == 16 ? "tq1_0-16" : ROWS == 8 ? "tq1_0-8" : "tq1_0-4", 1, GGML_TYPE_TQ1_0, ROWS, BLOCK, true, &act256,
+                           group_bytes, pack, unpack_row, gemv, gemm, reference, nullptr, false};
+
+} // namespace smol
