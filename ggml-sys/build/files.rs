@@ -96,7 +96,14 @@ pub const INCLUDES: &[&str] = &["ggml/include", "ggml/src", "ggml/src/ggml-cpu",
 pub const OVERLAY: &[&str] = &["guard.cpp", "levels.cpp", "overlay.cpp"];
 
 /// The part of the overlay that belongs to the CPU backend, in `native/`.
-pub const DISPATCH: &[&str] = &["dispatch.cpp"];
+pub const DISPATCH: &[&str] =
+    &["dispatch.cpp", "packed_compute.cpp", "packed_weights.cpp", "self_test.cpp"];
+
+/// Folder of the packed layouts and their kernels, in `native/`; every `.cpp` of it is compiled, for each CPU level.
+pub const KERNELS: &str = "kernels";
+
+/// Headers of `native/` with functions that are compiled for each CPU level and called from Rust.
+pub const LEVEL_HEADERS: &[&str] = &["smol.h", "kernels/layout.h"];
 
 /// The backend registry, in `native/`: instead of upstream's ggml-backend-reg.cpp and ggml-backend-dl.cpp.
 pub const REGISTRY: &[&str] = &["registry.cpp", "thread_stack.cpp"];

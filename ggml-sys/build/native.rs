@@ -127,6 +127,7 @@ pub fn compile(
         ..group(name, true, in_native(files))
     };
 
+    let kernels = cpp_files_of(&native.join(files::KERNELS))?;
     let mut groups = Vec::new();
     for (index, level) in levels.iter().enumerate() {
         let in_level = |mut group: Group| {
@@ -142,6 +143,12 @@ pub fn compile(
             in_level(group("cpu-cpp", true, in_tree(&[files::CPU_CPP, arch_cpp].concat()))),
             in_level(group("cpu-c", false, in_tree(&[files::CPU_C, arch_c].concat()))),
             in_level(overlay("dispatch", files::DISPATCH)),
+            in_level(Group {
+                // Where products are fused with sums is written in the kernels, so that all levels give the same bits.
+                flags: vec!["-ffp-contract=off".to_owned()],
+                files: kernels.clone(),
+                ..overlay("kernels", &[])
+            }),
         ]);
     }
     let mut once = overlay("overlay", files::OVERLAY);
@@ -158,8 +165,11 @@ pub fn compile(
     groups.extend(tools::groups(compiler, vars, pin, tree, copied, group, overlay)?);
 
     let objects = compile_groups(&groups, &vars.out_dir)?;
-    let public = tree.join("ggml/include/ggml-cpu.h");
-    let public = fs::read_to_string(&public).map_err(|e| format!("{}: {e}", public.display()))?;
+    let headers = files::LEVEL_HEADERS.iter().map(|name| native.join(name));
+    let mut public = String::new();
+    for header in headers.chain([tree.join("ggml/include/ggml-cpu.h")]) {
+        public += &fs::read_to_string(&header).map_err(|e| format!("{}: {e}", header.display()))?;
+    }
     let mut names = Names::new(if levels.len() > 1 { levels.len() } else { 0 });
     for (group, objects) in groups.iter().zip(&objects) {
         for object in objects {
@@ -294,6 +304,10 @@ impl Group {
         build.flag_if_supported(format!("-ffile-prefix-map={}=.", out_dir.display()));
         if self.warnings {
             build.flag_if_supported("-Wextra").flag_if_supported("-Wno-unused-parameter");
+            // GCC 12 says it of its own headers.
+            build.flag_if_supported("-Wno-maybe-uninitialized");
+            // A field that is left out is zero, and means so.
+            build.flag_if_supported("-Wno-missing-field-initializers");
             // Ours are compiled where they lie.
             if let Some(native) = self.files.first().and_then(|file| file.parent()) {
                 build.flag_if_supported(format!("-ffile-prefix-map={}=native", native.display()));
@@ -359,6 +373,17 @@ fn model_units(dir: &Path, copied: &Copied) -> Result<Vec<PathBuf>, String> {
         units.push(path);
     }
     Ok(units)
+}
+
+/// The C++ files of a folder, in order.
+fn cpp_files_of(dir: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))? {
+        files.push(entry.map_err(|e| e.to_string())?.path());
+    }
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "cpp"));
+    files.sort();
+    Ok(files)
 }
 
 /// Hash over all files of a folder, recursively, in order.

@@ -1,5 +1,8 @@
-// Offers graph nodes to the attached engine through an extra buffer type of the CPU backend.
+// Offers graph nodes to the attached engine, and computes those with packed weights, through an extra buffer type of the
+// CPU backend.
 #include "dispatch.h"
+
+#include "packed.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
@@ -8,24 +11,40 @@
 
 namespace {
 
+bool is_packed(const ggml_tensor * op) {
+    return op->src[0] && smol_packed_layout(op->src[0]);
+}
+
 class dispatch_traits final : public ggml::cpu::tensor_traits {
   public:
-    // false: upstream reserves the work buffer as for its own kernel, which runs when the engine declines
-    bool work_size(int, const ggml_tensor *, size_t &) override { return false; }
+    // false: upstream reserves the work buffer as for its own kernel, which runs when nothing here takes the node.
+    bool work_size(int, const ggml_tensor * op, size_t & size) override {
+        if (!is_packed(op)) {
+            return false;
+        }
+        size = smol_packed_work_size(op);
+        return true;
+    }
 
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        return smol_engine_wants(op->op) && smol_engine_node(op, params->ith, params->nth);
+        if (smol_engine_wants(op->op) && smol_engine_node(op, params->ith, params->nth)) {
+            return true;
+        }
+        if (is_packed(op)) {
+            smol_packed_compute(params, op);
+            return true;
+        }
+        return false;
     }
 };
 
 class dispatch_type final : public ggml::cpu::extra_buffer_type {
   public:
-    // No weight is placed in this buffer type.
-    bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override { return smol_packed_supports(op); }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         static dispatch_traits traits;
-        return smol_engine_wants(op->op) ? &traits : nullptr;
+        return smol_engine_wants(op->op) || is_packed(op) ? &traits : nullptr;
     }
 };
 
@@ -34,6 +53,10 @@ class dispatch_type final : public ggml::cpu::extra_buffer_type {
 void * smol_dispatch_type(void) {
     static dispatch_type type;
     return static_cast<ggml::cpu::extra_buffer_type *>(&type);
+}
+
+void smol_dispatch_init(ggml_backend_buffer_type_t buft) {
+    smol_packed_init(buft);
 }
 
 void smol_dispatch_list(ggml_backend_buffer_type_t buft, bool add) {

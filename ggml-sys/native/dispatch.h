@@ -10,8 +10,11 @@ extern "C" {
 
 // ---- compiled per level ----
 
-// The ggml::cpu::extra_buffer_type that offers nodes to the engine; lives as long as the process.
+// The ggml::cpu::extra_buffer_type that offers nodes to the engine and computes with packed weights; lives as long as the process.
 void * smol_dispatch_type(void);
+
+// Makes `buft` the type of packed weights (packed.h).
+void smol_dispatch_init(ggml_backend_buffer_type_t buft);
 
 // Puts a buffer type first in the CPU backend's list, or takes the first one out again.
 void smol_dispatch_list(ggml_backend_buffer_type_t buft, bool add);

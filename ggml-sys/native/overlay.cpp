@@ -29,23 +29,6 @@ std::atomic<const smol_engine *> engine{nullptr};
 // Held shared while a graph or a load runs, exclusively while the engine changes.
 std::shared_mutex engine_mutex;
 
-const char * buft_name(ggml_backend_buffer_type_t) {
-    return "SMOL";
-}
-
-// The loader probes each type with an empty buffer (llama-model-loader.cpp:933): plain CPU memory will do.
-ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
-    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
-    if (buffer) {
-        buffer->buft = buft;
-    }
-    return buffer;
-}
-
-size_t buft_alignment(ggml_backend_buffer_type_t) {
-    return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
-}
-
 decltype(ggml_backend_device_i::init_backend) cpu_init_backend;
 std::atomic<decltype(ggml_backend_i::graph_compute)> cpu_graph_compute{nullptr};
 
@@ -90,9 +73,7 @@ smol_status install() {
         smol_set_error("llama.cpp has no CPU backend");
         return SMOL_ERR_STATE;
     }
-    buft.iface.get_name = buft_name;
-    buft.iface.alloc_buffer = buft_alloc;
-    buft.iface.get_alignment = buft_alignment;
+    smol_dispatch_init(&buft);
     buft.device = dev;
     buft.context = smol_dispatch_type();
     smol_dispatch_list(&buft, true);

@@ -6,6 +6,7 @@
 #define SMOL_H
 
 #include "ggml.h"
+#include "kernels/layout.h"
 #include "llama.h"
 
 #include <stdbool.h>
@@ -17,7 +18,7 @@ extern "C" {
 #endif
 
 // Raised with every change of a struct or signature below; both sides check it (smol_install).
-#define SMOL_ABI_VERSION 2
+#define SMOL_ABI_VERSION 3
 
 enum smol_status {
     SMOL_OK            = 0,
@@ -75,6 +76,37 @@ struct smol_engine {
 // Attaches an engine (copied) or, with NULL, detaches it. Waits for running graphs and loads to end; must not be
 // called from a callback. Any callback may be NULL.
 enum smol_status smol_engine_set(const struct smol_engine * engine);
+
+// ---- packed weights --------------------------------------------------------------------------------------------------
+
+// Which layouts of smol_layouts() are used for models that are loaded from now on.
+struct smol_packing {
+    bool enabled;              // false: no weight is packed by the overlay
+    const char * const * named; // layouts to prefer for their type, among them those that are used only when named
+    size_t named_n;
+    const char * const * off;   // layouts not to use
+    size_t off_n;
+};
+
+// Error: there is no layout of such a name on this CPU level.
+enum smol_status smol_packing_set(const struct smol_packing * packing);
+
+// NULL: the layout computes on this CPU what its reference does. Else what is wrong.
+const char * smol_self_test(const struct smol_layout * layout);
+
+// A matrix of the model that this thread loaded last, once for each way in which the model uses it.
+struct smol_weight {
+    char name[64];
+    enum ggml_type type;
+    enum ggml_op op;     // MUL_MAT, MUL_MAT_ID or GET_ROWS
+    int64_t ne[4];
+    uint64_t bytes;      // in the file
+    const char * path;   // name of the layout; "repack": one of llama.cpp's own; NULL: the plain type's kernel
+    const char * reason; // why there is no layout, with path NULL
+};
+
+size_t smol_weight_count(void);
+bool   smol_weight_get(size_t i, struct smol_weight * out); // false: there is no number i
 
 // ---- guarded calls -------------------------------------------------------------------------------------------------
 // Same meaning as the llama.h function in the comment; results come back through the last pointer.

@@ -37,7 +37,7 @@ pub const LLAMA_STATE_SEQ_FLAGS_SWA_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_ON_DEVICE: u32 = 2;
 pub const LLAMA_DRY_MAX_SEQ_BREAKERS: u32 = 64;
-pub const SMOL_ABI_VERSION: u32 = 2;
+pub const SMOL_ABI_VERSION: u32 = 3;
 pub type ggml_abort_callback_t =
     ::std::option::Option<unsafe extern "C" fn(error_message: *const ::std::os::raw::c_char)>;
 pub const GGML_STATUS_ALLOC_FAILED: ggml_status = -2;
@@ -558,6 +558,133 @@ pub struct ggml_threadpool {
     _unused: [u8; 0],
 }
 pub type ggml_threadpool_t = *mut ggml_threadpool;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_activation {
+    pub name: *const ::std::os::raw::c_char,
+    pub bytes: ::std::option::Option<unsafe extern "C" fn(k: i64) -> usize>,
+    pub prepare: ::std::option::Option<
+        unsafe extern "C" fn(k: i64, x: *const f32, out: *mut ::std::os::raw::c_void),
+    >,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_activation"][::std::mem::size_of::<smol_activation>() - 24usize];
+    ["Alignment of smol_activation"][::std::mem::align_of::<smol_activation>() - 8usize];
+    ["Offset of field: smol_activation::name"]
+        [::std::mem::offset_of!(smol_activation, name) - 0usize];
+    ["Offset of field: smol_activation::bytes"]
+        [::std::mem::offset_of!(smol_activation, bytes) - 8usize];
+    ["Offset of field: smol_activation::prepare"]
+        [::std::mem::offset_of!(smol_activation, prepare) - 16usize];
+};
+impl Default for smol_activation {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_layout {
+    pub name: *const ::std::os::raw::c_char,
+    pub version: u32,
+    pub type_: ggml_type,
+    pub rows: u32,
+    pub columns: u32,
+    pub exact: bool,
+    pub activation: *const smol_activation,
+    pub group_bytes: ::std::option::Option<unsafe extern "C" fn(k: i64) -> usize>,
+    pub pack: ::std::option::Option<
+        unsafe extern "C" fn(
+            k: i64,
+            rows: *const ::std::os::raw::c_void,
+            stride: usize,
+            n: i64,
+            group: *mut ::std::os::raw::c_void,
+        ),
+    >,
+    pub unpack_row: ::std::option::Option<
+        unsafe extern "C" fn(k: i64, group: *const ::std::os::raw::c_void, row: i64, out: *mut f32),
+    >,
+    pub gemv: ::std::option::Option<
+        unsafe extern "C" fn(
+            k: i64,
+            group: *const ::std::os::raw::c_void,
+            groups: i64,
+            activation: *const ::std::os::raw::c_void,
+            out: *mut f32,
+        ),
+    >,
+    pub gemm: ::std::option::Option<
+        unsafe extern "C" fn(
+            k: i64,
+            group: *const ::std::os::raw::c_void,
+            groups: i64,
+            n: i64,
+            activations: *const *const ::std::os::raw::c_void,
+            out: *const *mut f32,
+        ),
+    >,
+    pub reference: ::std::option::Option<
+        unsafe extern "C" fn(
+            k: i64,
+            group: *const ::std::os::raw::c_void,
+            groups: i64,
+            activation: *const ::std::os::raw::c_void,
+            out: *mut f32,
+        ),
+    >,
+    pub accepts: ::std::option::Option<
+        unsafe extern "C" fn(
+            k: i64,
+            rows: *const ::std::os::raw::c_void,
+            stride: usize,
+            n: i64,
+        ) -> bool,
+    >,
+    pub optional: bool,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_layout"][::std::mem::size_of::<smol_layout>() - 104usize];
+    ["Alignment of smol_layout"][::std::mem::align_of::<smol_layout>() - 8usize];
+    ["Offset of field: smol_layout::name"][::std::mem::offset_of!(smol_layout, name) - 0usize];
+    ["Offset of field: smol_layout::version"]
+        [::std::mem::offset_of!(smol_layout, version) - 8usize];
+    ["Offset of field: smol_layout::type_"][::std::mem::offset_of!(smol_layout, type_) - 12usize];
+    ["Offset of field: smol_layout::rows"][::std::mem::offset_of!(smol_layout, rows) - 16usize];
+    ["Offset of field: smol_layout::columns"]
+        [::std::mem::offset_of!(smol_layout, columns) - 20usize];
+    ["Offset of field: smol_layout::exact"][::std::mem::offset_of!(smol_layout, exact) - 24usize];
+    ["Offset of field: smol_layout::activation"]
+        [::std::mem::offset_of!(smol_layout, activation) - 32usize];
+    ["Offset of field: smol_layout::group_bytes"]
+        [::std::mem::offset_of!(smol_layout, group_bytes) - 40usize];
+    ["Offset of field: smol_layout::pack"][::std::mem::offset_of!(smol_layout, pack) - 48usize];
+    ["Offset of field: smol_layout::unpack_row"]
+        [::std::mem::offset_of!(smol_layout, unpack_row) - 56usize];
+    ["Offset of field: smol_layout::gemv"][::std::mem::offset_of!(smol_layout, gemv) - 64usize];
+    ["Offset of field: smol_layout::gemm"][::std::mem::offset_of!(smol_layout, gemm) - 72usize];
+    ["Offset of field: smol_layout::reference"]
+        [::std::mem::offset_of!(smol_layout, reference) - 80usize];
+    ["Offset of field: smol_layout::accepts"]
+        [::std::mem::offset_of!(smol_layout, accepts) - 88usize];
+    ["Offset of field: smol_layout::optional"]
+        [::std::mem::offset_of!(smol_layout, optional) - 96usize];
+};
+impl Default for smol_layout {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
 #[repr(C)]
 #[derive(Debug)]
 pub struct ggml_backend_buffer_type {
@@ -2189,6 +2316,69 @@ const _: () = {
     ["Offset of field: smol_engine::node"][::std::mem::offset_of!(smol_engine, node) - 56usize];
 };
 impl Default for smol_engine {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_packing {
+    pub enabled: bool,
+    pub named: *const *const ::std::os::raw::c_char,
+    pub named_n: usize,
+    pub off: *const *const ::std::os::raw::c_char,
+    pub off_n: usize,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_packing"][::std::mem::size_of::<smol_packing>() - 40usize];
+    ["Alignment of smol_packing"][::std::mem::align_of::<smol_packing>() - 8usize];
+    ["Offset of field: smol_packing::enabled"]
+        [::std::mem::offset_of!(smol_packing, enabled) - 0usize];
+    ["Offset of field: smol_packing::named"][::std::mem::offset_of!(smol_packing, named) - 8usize];
+    ["Offset of field: smol_packing::named_n"]
+        [::std::mem::offset_of!(smol_packing, named_n) - 16usize];
+    ["Offset of field: smol_packing::off"][::std::mem::offset_of!(smol_packing, off) - 24usize];
+    ["Offset of field: smol_packing::off_n"][::std::mem::offset_of!(smol_packing, off_n) - 32usize];
+};
+impl Default for smol_packing {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_weight {
+    pub name: [::std::os::raw::c_char; 64usize],
+    pub type_: ggml_type,
+    pub op: ggml_op,
+    pub ne: [i64; 4usize],
+    pub bytes: u64,
+    pub path: *const ::std::os::raw::c_char,
+    pub reason: *const ::std::os::raw::c_char,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_weight"][::std::mem::size_of::<smol_weight>() - 128usize];
+    ["Alignment of smol_weight"][::std::mem::align_of::<smol_weight>() - 8usize];
+    ["Offset of field: smol_weight::name"][::std::mem::offset_of!(smol_weight, name) - 0usize];
+    ["Offset of field: smol_weight::type_"][::std::mem::offset_of!(smol_weight, type_) - 64usize];
+    ["Offset of field: smol_weight::op"][::std::mem::offset_of!(smol_weight, op) - 68usize];
+    ["Offset of field: smol_weight::ne"][::std::mem::offset_of!(smol_weight, ne) - 72usize];
+    ["Offset of field: smol_weight::bytes"][::std::mem::offset_of!(smol_weight, bytes) - 104usize];
+    ["Offset of field: smol_weight::path"][::std::mem::offset_of!(smol_weight, path) - 112usize];
+    ["Offset of field: smol_weight::reason"]
+        [::std::mem::offset_of!(smol_weight, reason) - 120usize];
+};
+impl Default for smol_weight {
     fn default() -> Self {
         let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -4110,6 +4300,7 @@ unsafe extern "C" {
         p0: *const ggml_threadpool_params,
         p1: *const ggml_threadpool_params,
     ) -> bool;
+    pub fn smol_layouts(n: *mut usize) -> *const *const smol_layout;
     #[link_name = "smol_ggml_tallocr_new"]
     pub fn ggml_tallocr_new(buffer: ggml_backend_buffer_t) -> ggml_tallocr;
     #[link_name = "smol_ggml_tallocr_alloc"]
@@ -5817,6 +6008,10 @@ unsafe extern "C" {
     pub fn smol_abi_version() -> u32;
     pub fn smol_has_load_hook() -> bool;
     pub fn smol_engine_set(engine: *const smol_engine) -> smol_status;
+    pub fn smol_packing_set(packing: *const smol_packing) -> smol_status;
+    pub fn smol_self_test(layout: *const smol_layout) -> *const ::std::os::raw::c_char;
+    pub fn smol_weight_count() -> usize;
+    pub fn smol_weight_get(i: usize, out: *mut smol_weight) -> bool;
     pub fn smol_backend_init() -> smol_status;
     pub fn smol_model_load(
         paths: *mut *const ::std::os::raw::c_char,

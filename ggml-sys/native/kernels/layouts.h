@@ -13,20 +13,25 @@ extern const smol_layout q2_k;
 
 using Tile = void(int64_t k, const uint8_t * group, const void * const * activations, float * const * out);
 
-// Cuts n activation rows into tiles of 4, 2 and 1, group by group: a group's weights stay in the first cache.
-template <Tile four, Tile two, Tile one>
+// Cuts n activation rows into tiles of 2^(number of `tile`s - 1), ..., 2, 1 rows, group by group: a group's weights
+// stay in the first cache.
+template <Tile... tile>
 void tiles(int64_t k, const uint8_t * group, size_t group_bytes, int64_t groups, int64_t rows, int64_t n,
            const void * const * activations, float * const * out) {
+    constexpr int SIZES = sizeof...(tile), LARGEST = 1 << (SIZES - 1);
+    static constexpr Tile * all[SIZES] = {tile...};
     for (int64_t g = 0; g < groups; g++, group += group_bytes) {
+        int size = 0;
         for (int64_t i = 0; i < n;) {
-            const int64_t left = n - i;
-            const int64_t step = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            float * to[4];
-            for (int64_t j = 0; j < step; j++) {
+            while (n - i < LARGEST >> size) {
+                size++;
+            }
+            float * to[LARGEST];
+            for (int j = 0; j < LARGEST >> size; j++) {
                 to[j] = out[i + j] + g * rows;
             }
-            (step == 4 ? four : step == 2 ? two : one)(k, group, activations + i, to);
-            i += step;
+            all[size](k, group, activations + i, to);
+            i += LARGEST >> size;
         }
     }
 }

@@ -100,23 +100,53 @@ void reference(int64_t k, const void * group, int64_t groups, const void * activ
     }
 }
 
-// Digits j.. of one vector of bytes: digit j has quad `quad` of the 20 whose activations are loaded.
-template <int quad, int left, int N, class Part, int CHAINS>
-void digits(Bytes y, const Acts (&acts)[N][5], Part (&part)[N][CHAINS]) {
-    const Bytes next = base3::next(y);
-    for (int n = 0; n < N; n++) {
-        part[n][quad % CHAINS].template add<quad % 4>(y, next, acts[n][quad / 4]);
+// The products of LANES * VECTORS rows with N columns, going through the digits of their bytes.
+template <int N, class Part> struct Products {
+    // Enough sums at a time that one product does not wait for the one before.
+    static constexpr int CHAINS = N * VECTORS == 1 ? 2 : 1;
+    Part part[VECTORS][N][CHAINS];
+    Acts acts[N];
+
+    // Quads quad..quad + left of the activations, of which those up to the last multiple of 4 have been loaded.
+    template <int quad, int left> void digits(Bytes (&y)[VECTORS], const int8_t * const (&q)[N]) {
+        if constexpr (quad % 4 == 0) {
+            for (int n = 0; n < N; n++) {
+                acts[n] = load_acts(q[n] + 4 * quad);
+            }
+        }
+        for (int v = 0; v < VECTORS; v++) {
+            const Bytes next = base3::next(y[v]);
+            for (int n = 0; n < N; n++) {
+                part[v][n][quad % CHAINS].template add<quad % 4>(y[v], next, acts[n]);
+            }
+            y[v] = next;
+        }
+        if constexpr (left > 1) {
+            digits<quad + 1, left - 1>(y, q);
+        }
     }
-    if constexpr (left > 1) {
-        digits<quad + 1, left - 1>(next, acts, part);
+
+    template <int quad, int count> void step(const uint8_t * bytes, const int8_t * const (&q)[N]) {
+        Bytes y[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+            y[v] = base3::start(load_bytes(bytes + 4 * LANES * v));
+        }
+        digits<quad, count>(y, q);
     }
-}
+
+    Ints sum(int v, int n) const {
+        Ints all = part[v][n][0].sum();
+        for (int c = 1; c < CHAINS; c++) {
+            all = add_ints(all, part[v][n][c].sum());
+        }
+        return all;
+    }
+};
 
 // One group with N activation rows. 20 weights of LANES rows: 5 digits of one load, each two products and a
 // multiplication by 3, or one product for each column, three or four operations for the digit and the multiplication.
 template <int N> void tile(int64_t k, const uint8_t * block, const void * const * activations, float * const * out) {
     using Part = std::conditional_t<(N < 4), base3::Few, base3::Digits>;
-    constexpr int CHAINS = N == 1 && VECTORS == 1 ? 2 : 1;
     const Act256 * act[N];
     Floats sum[N][VECTORS];
     for (int n = 0; n < N; n++) {
@@ -127,33 +157,25 @@ template <int N> void tile(int64_t k, const uint8_t * block, const void * const 
     }
     for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
         const uint8_t * bytes = block + 2 * ROWS;
-        Part part[VECTORS][N][CHAINS];
-        Acts acts[N][5];
-        for (int s = 0; s < STEPS - 1; s += 4) {
-            for (int n = 0; n < N; n++) {
-                for (int i = 0; i < 5; i++) {
-                    acts[n][i] = load_acts(act[n][b].q + 20 * s + 16 * i);
-                }
-            }
-            for (int v = 0; v < VECTORS; v++) {
-                const uint8_t * p = bytes + 4 * ROWS * s + 4 * LANES * v;
-                digits<0, 5>(base3::start(load_bytes(p)), acts, part[v]);
-                digits<5, 5>(base3::start(load_bytes(p + 4 * ROWS)), acts, part[v]);
-                digits<10, 5>(base3::start(load_bytes(p + 8 * ROWS)), acts, part[v]);
-                digits<15, 5>(base3::start(load_bytes(p + 12 * ROWS)), acts, part[v]);
-            }
-        }
+        Products<N, Part> products;
+        const int8_t * q[N];
         for (int n = 0; n < N; n++) {
-            acts[n][0] = load_acts(act[n][b].q + 240);
+            q[n] = act[n][b].q;
         }
+        for (int s = 0; s < STEPS - 1; s += 4, bytes += 16 * ROWS) {
+            products.template step<0, 5>(bytes, q);
+            products.template step<5, 5>(bytes + 4 * ROWS, q);
+            products.template step<10, 5>(bytes + 8 * ROWS, q);
+            products.template step<15, 5>(bytes + 12 * ROWS, q);
+            for (int n = 0; n < N; n++) {
+                q[n] += 80;
+            }
+        }
+        products.template step<0, 4>(bytes, q);
         for (int v = 0; v < VECTORS; v++) {
-            digits<0, 4>(base3::start(load_bytes(bytes + 4 * ROWS * (STEPS - 1) + 4 * LANES * v)), acts, part[v]);
             const Floats d = load_halves(block + 2 * LANES * v);
             for (int n = 0; n < N; n++) {
-                Ints dot = part[v][n][0].sum();
-                for (int c = 1; c < CHAINS; c++) {
-                    dot = add_ints(dot, part[v][n][c].sum());
-                }
+                Ints dot = products.sum(v, n);
                 if constexpr (base3::OFFSET != 0) {
                     dot = add_ints(dot, set_ints(act[n][b].minus_sum));
                 }

@@ -1,0 +1,37 @@
+// Packed weights: which weights are packed and how (layouts in kernels/), the buffer type that they lie in, and the
+// matrix products with them. Compiled once per CPU level.
+#pragma once
+
+#include "kernels/layout.h"
+#include "smol.h"
+
+struct ggml_backend_buffer_type;
+struct ggml_compute_params;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// How the weight tensor `tensor` would be packed for `op`; NULL: not at all.
+const struct smol_layout * smol_layout_for(const struct ggml_tensor * tensor, enum ggml_op op);
+
+// Makes `buft` the buffer type of packed weights.
+void smol_packed_init(struct ggml_backend_buffer_type * buft);
+
+// Whether a weight in the packed buffer type can be used by `op`; notes what the loader asks (smol_weight_next).
+bool smol_packed_supports(const struct ggml_tensor * op);
+
+// The layout of a weight that lies packed in memory; NULL: it does not.
+const struct smol_layout * smol_packed_layout(const struct ggml_tensor * tensor);
+
+// Where the packed rows of matrix number `matrix` of a tensor begin, and the bytes from one matrix to the next.
+size_t smol_packed_matrix_bytes(const struct smol_layout * layout, const struct ggml_tensor * tensor);
+
+// Size of the work buffer of a node whose src[0] is packed.
+size_t smol_packed_work_size(const struct ggml_tensor * node);
+// Computes this thread's share of such a node; every thread calls it.
+void smol_packed_compute(struct ggml_compute_params * params, struct ggml_tensor * node);
+
+#ifdef __cplusplus
+}
+#endif
