@@ -26,14 +26,92 @@ float through_half(float x) {
 #endif
 }
 
-// To nearest, ties to even: the rounding that every level's instruction has.
-inline int32_t round_even(float x) {
-#if SMOL_AVX512 || SMOL_AVX2 || SMOL_SSE
-    return _mm_cvtss_si32(_mm_set_ss(x));
+// The extremes of x and zero; NaNs are passed over.
+struct Range {
+    float low, high;
+    float largest() const { return -low > high ? -low : high; }
+};
+
+template <int n> Range range(const float * x) {
+#if SMOL_AVX512
+    __m512 low = _mm512_setzero_ps(), high = low;
+    for (int i = 0; i < n; i += 16) {
+        const __m512 v = _mm512_loadu_ps(x + i);
+        low = _mm512_min_ps(v, low);
+        high = _mm512_max_ps(v, high);
+    }
+    return {_mm512_reduce_min_ps(low), _mm512_reduce_max_ps(high)};
+#elif SMOL_AVX2 || SMOL_SSE
+    __m128 low = _mm_setzero_ps(), high = low, low2 = low, high2 = low;
+    for (int i = 0; i < n; i += 8) {
+        const __m128 a = _mm_loadu_ps(x + i), b = _mm_loadu_ps(x + i + 4);
+        low = _mm_min_ps(a, low);
+        high = _mm_max_ps(a, high);
+        low2 = _mm_min_ps(b, low2);
+        high2 = _mm_max_ps(b, high2);
+    }
+    low = _mm_min_ps(low, low2);
+    high = _mm_max_ps(high, high2);
+    low = _mm_min_ps(low, _mm_movehl_ps(low, low));
+    high = _mm_max_ps(high, _mm_movehl_ps(high, high));
+    return {_mm_cvtss_f32(_mm_min_ss(low, _mm_shuffle_ps(low, low, 1))),
+            _mm_cvtss_f32(_mm_max_ss(high, _mm_shuffle_ps(high, high, 1)))};
 #elif SMOL_NEON
-    return vcvtns_s32_f32(x);
+    float32x4_t low = vdupq_n_f32(0), high = low;
+    for (int i = 0; i < n; i += 4) {
+        const float32x4_t v = vld1q_f32(x + i);
+        low = vminnmq_f32(low, v);
+        high = vmaxnmq_f32(high, v);
+    }
+    return {vminnmvq_f32(low), vmaxnmvq_f32(high)};
 #else
-    return int32_t(nearbyintf(x));
+    Range r = {0, 0};
+    for (int i = 0; i < n; i++) {
+        r.low = x[i] < r.low ? x[i] : r.low;
+        r.high = x[i] > r.high ? x[i] : r.high;
+    }
+    return r;
+#endif
+}
+
+#if SMOL_AVX512 || SMOL_AVX2 || SMOL_SSE
+inline __m128i round4(const float * x, __m128 scale) {
+    return _mm_cvtps_epi32(_mm_mul_ps(_mm_loadu_ps(x), scale));
+}
+#elif SMOL_NEON
+inline int16x4_t round4(const float * x, float scale) {
+    return vqmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x), scale)));
+}
+#endif
+
+// 16 times q = x * scale, to nearest, ties to even, at most 127; gives the sum of the q.
+inline int32_t round16(const float * x, float scale, int8_t * q) {
+#if SMOL_AVX512 || SMOL_AVX2 || SMOL_SSE
+#    if SMOL_AVX512
+    const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(scale))));
+#    else
+    const __m128 s = _mm_set1_ps(scale);
+    const __m128i bytes = _mm_packs_epi16(_mm_packs_epi32(round4(x, s), round4(x + 4, s)),
+                                          _mm_packs_epi32(round4(x + 8, s), round4(x + 12, s)));
+#    endif
+    _mm_storeu_si128((__m128i *) q, bytes);
+    // Sums of 8 bytes without a sign.
+    const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+#elif SMOL_NEON
+    const int8x8_t a = vqmovn_s16(vcombine_s16(round4(x, scale), round4(x + 4, scale)));
+    const int8x8_t b = vqmovn_s16(vcombine_s16(round4(x + 8, scale), round4(x + 12, scale)));
+    const int8x16_t bytes = vcombine_s8(a, b);
+    vst1q_s8(q, bytes);
+    return vaddlvq_s8(bytes);
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) {
+        const float rounded = nearbyintf(x[i] * scale);
+        q[i] = rounded < 127 ? rounded > -128 ? int8_t(rounded) : int8_t(-128) : int8_t(127);
+        sum += q[i];
+    }
+    return sum;
 #endif
 }
 
@@ -44,20 +122,10 @@ size_t bytes32(int64_t k) {
 void prepare32(int64_t k, const float * x, void * out) {
     auto * block = static_cast<Act32 *>(out);
     for (int64_t b = 0; b < k / 32; b++, block++, x += 32) {
-        float largest = 0;
-        for (int i = 0; i < 32; i++) {
-            const float a = fabsf(x[i]);
-            largest = a > largest ? a : largest;
-        }
+        const float largest = range<32>(x).largest();
         block->d = through_half(largest / 127.0f);
         const float inverse = largest != 0 ? 127.0f / largest : 0;
-        int32_t sum = 0;
-        for (int i = 0; i < 32; i++) {
-            const int32_t q = round_even(x[i] * inverse);
-            block->q[i] = int8_t(q);
-            sum += q;
-        }
-        block->minus_sum = -sum;
+        block->minus_sum = -(round16(x, inverse, block->q) + round16(x + 16, inverse, block->q + 16));
     }
 }
 
@@ -68,29 +136,25 @@ size_t bytes256(int64_t k) {
 void prepare256(int64_t k, const float * x, void * out) {
     auto * block = static_cast<Act256 *>(out);
     for (int64_t b = 0; b < k / 256; b++, block++, x += 256) {
-        float largest = 0;
-        for (int i = 0; i < 256; i++) {
-            const float a = fabsf(x[i]);
-            largest = a > largest ? a : largest;
-        }
+        const Range r = range<256>(x);
+        const float largest = r.largest();
         if (largest == 0) {
             memset(block, 0, sizeof *block);
             continue;
         }
-        // The first of the largest is scaled to -127 (ggml-quants.c, quantize_row_q8_K_ref).
-        int first = 0;
-        while (fabsf(x[first]) != largest) {
-            first++;
+        // The first of the largest is scaled to -127 (ggml-quants.c, quantize_row_q8_K_ref): its sign matters.
+        float sign = r.high == largest ? 1.0f : -1.0f;
+        if (r.high == -r.low) {
+            int first = 0;
+            while (fabsf(x[first]) != largest) {
+                first++;
+            }
+            sign = x[first] < 0 ? -1.0f : 1.0f;
         }
-        const float scale = -127.0f / x[first];
+        const float scale = -127.0f / (sign * largest);
         int32_t total = 0;
         for (int i = 0; i < 16; i++) {
-            int32_t sum = 0;
-            for (int j = 0; j < 16; j++) {
-                const int32_t q = round_even(scale * x[16 * i + j]);
-                block->q[16 * i + j] = int8_t(q < 127 ? q : 127);
-                sum += block->q[16 * i + j];
-            }
+            const int32_t sum = round16(x + 16 * i, scale, block->q + 16 * i);
             block->sums_low[i] = int8_t(sum & 127);
             block->sums_high[i] = int8_t(sum >> 7);
             total += sum;

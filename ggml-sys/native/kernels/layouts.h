@@ -9,6 +9,7 @@ extern const smol_layout q1_0;
 extern const smol_layout tq1_0;
 extern const smol_layout tq2_0;
 extern const smol_layout q2_0;
+extern const smol_layout q2_0_base3;
 extern const smol_layout q2_k;
 
 using Tile = void(int64_t k, const uint8_t * group, const void * const * activations, float * const * out);
