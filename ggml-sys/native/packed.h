@@ -15,6 +15,10 @@ extern "C" {
 // How the weight tensor `tensor` would be packed for `op`; NULL: not at all.
 const struct smol_layout * smol_layout_for(const struct ggml_tensor * tensor, enum ggml_op op);
 
+// While a layout is set, it is the one of all weights that this thread puts into packed buffers, whatever is chosen for
+// models. NULL: as for models again.
+void smol_packing_force(const struct smol_layout * layout);
+
 // Makes `buft` the buffer type of packed weights.
 void smol_packed_init(struct ggml_backend_buffer_type * buft);
 

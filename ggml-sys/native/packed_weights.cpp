@@ -64,9 +64,14 @@ bool usable(Choice & c, size_t i, const smol_layout * layout) {
     return true;
 }
 
+thread_local const smol_layout * forced;
+
 // The layouts for a type and row length in order of preference, the last one takes any weights. Those that lose
 // accuracy or trade speed for memory are used only when they are named.
 std::vector<const smol_layout *> candidates(ggml_type type, int64_t k) {
+    if (forced) {
+        return std::vector<const smol_layout *>(forced->type == type && k % forced->columns == 0 ? 1 : 0, forced);
+    }
     Choice & c = choice();
     std::lock_guard<std::mutex> lock(c.mutex);
     std::vector<const smol_layout *> found;
@@ -256,6 +261,10 @@ const smol_layout * smol_layout_for(const ggml_tensor * tensor, ggml_op op) {
     }
     const auto found = candidates(tensor->type, tensor->ne[0]);
     return found.empty() ? nullptr : found.front();
+}
+
+void smol_packing_force(const smol_layout * layout) {
+    forced = layout;
 }
 
 void smol_packed_init(ggml_backend_buffer_type * buft) {

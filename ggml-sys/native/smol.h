@@ -108,6 +108,42 @@ struct smol_weight {
 size_t smol_weight_count(void);
 bool   smol_weight_get(size_t i, struct smol_weight * out); // false: there is no number i
 
+// ---- single matrix products --------------------------------------------------------------------------------------------
+// What a model does with one weight, without a model: to test and to measure kernels as models use them.
+
+struct smol_matrix;  // weights in one kind of memory
+struct smol_product; // one graph node with a matrix
+
+struct smol_matrix_params {
+    enum ggml_type type;
+    int64_t columns, rows;
+    int64_t matrices;                  // experts; 0: one plain matrix
+    const struct smol_layout * layout; // packed this way, whatever smol_packing_set() has chosen
+    const char * buffer_type;          // where there is no layout: "CPU" or one of the CPU backend's other types
+};
+
+// `data`: the plain rows, of ggml_row_size(type, columns) bytes each. SMOL_ERR_MISSING: such weights can't be kept that way.
+enum smol_status smol_matrix_new(const struct smol_matrix_params * params, const void * data, struct smol_matrix ** out);
+void             smol_matrix_free(struct smol_matrix * matrix);
+size_t           smol_matrix_bytes(const struct smol_matrix * matrix); // of memory
+
+struct smol_product_params {
+    enum ggml_op op;        // MUL_MAT, MUL_MAT_ID or GET_ROWS
+    int64_t ne[3];          // rows of activations in each dimension; MUL_MAT_ID: of a token, tokens, 1; GET_ROWS: ignored
+    int64_t stride;         // floats from one row of activations to the next
+    int64_t ids[2];         // MUL_MAT_ID: ids of a token, tokens; GET_ROWS: rows to get, 1
+};
+
+// The matrix and the pool must outlive the product.
+enum smol_status smol_product_new(const struct smol_matrix * matrix, const struct smol_product_params * params,
+                                  struct ggml_threadpool * pool, int32_t threads, struct smol_product ** out);
+void             smol_product_free(struct smol_product * product);
+// Copies the inputs, as many as the parameters say; ids must be those of matrices or rows, or -1 in MUL_MAT_ID.
+enum smol_status smol_product_input(struct smol_product * product, const float * activations, size_t activations_n,
+                                    const int32_t * ids, size_t ids_n);
+enum smol_status smol_product_compute(struct smol_product * product, uint32_t times);
+const float *    smol_product_output(const struct smol_product * product, size_t * n);
+
 // ---- guarded calls -------------------------------------------------------------------------------------------------
 // Same meaning as the llama.h function in the comment; results come back through the last pointer.
 

@@ -2388,6 +2388,82 @@ impl Default for smol_weight {
     }
 }
 #[repr(C)]
+#[derive(Debug)]
+pub struct smol_matrix {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct smol_product {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_matrix_params {
+    pub type_: ggml_type,
+    pub columns: i64,
+    pub rows: i64,
+    pub matrices: i64,
+    pub layout: *const smol_layout,
+    pub buffer_type: *const ::std::os::raw::c_char,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_matrix_params"][::std::mem::size_of::<smol_matrix_params>() - 48usize];
+    ["Alignment of smol_matrix_params"][::std::mem::align_of::<smol_matrix_params>() - 8usize];
+    ["Offset of field: smol_matrix_params::type_"]
+        [::std::mem::offset_of!(smol_matrix_params, type_) - 0usize];
+    ["Offset of field: smol_matrix_params::columns"]
+        [::std::mem::offset_of!(smol_matrix_params, columns) - 8usize];
+    ["Offset of field: smol_matrix_params::rows"]
+        [::std::mem::offset_of!(smol_matrix_params, rows) - 16usize];
+    ["Offset of field: smol_matrix_params::matrices"]
+        [::std::mem::offset_of!(smol_matrix_params, matrices) - 24usize];
+    ["Offset of field: smol_matrix_params::layout"]
+        [::std::mem::offset_of!(smol_matrix_params, layout) - 32usize];
+    ["Offset of field: smol_matrix_params::buffer_type"]
+        [::std::mem::offset_of!(smol_matrix_params, buffer_type) - 40usize];
+};
+impl Default for smol_matrix_params {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_product_params {
+    pub op: ggml_op,
+    pub ne: [i64; 3usize],
+    pub stride: i64,
+    pub ids: [i64; 2usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_product_params"][::std::mem::size_of::<smol_product_params>() - 56usize];
+    ["Alignment of smol_product_params"][::std::mem::align_of::<smol_product_params>() - 8usize];
+    ["Offset of field: smol_product_params::op"]
+        [::std::mem::offset_of!(smol_product_params, op) - 0usize];
+    ["Offset of field: smol_product_params::ne"]
+        [::std::mem::offset_of!(smol_product_params, ne) - 8usize];
+    ["Offset of field: smol_product_params::stride"]
+        [::std::mem::offset_of!(smol_product_params, stride) - 32usize];
+    ["Offset of field: smol_product_params::ids"]
+        [::std::mem::offset_of!(smol_product_params, ids) - 40usize];
+};
+impl Default for smol_product_params {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct ggml_backend_buffer {
     pub _address: u8,
@@ -6012,6 +6088,30 @@ unsafe extern "C" {
     pub fn smol_self_test(layout: *const smol_layout) -> *const ::std::os::raw::c_char;
     pub fn smol_weight_count() -> usize;
     pub fn smol_weight_get(i: usize, out: *mut smol_weight) -> bool;
+    pub fn smol_matrix_new(
+        params: *const smol_matrix_params,
+        data: *const ::std::os::raw::c_void,
+        out: *mut *mut smol_matrix,
+    ) -> smol_status;
+    pub fn smol_matrix_free(matrix: *mut smol_matrix);
+    pub fn smol_matrix_bytes(matrix: *const smol_matrix) -> usize;
+    pub fn smol_product_new(
+        matrix: *const smol_matrix,
+        params: *const smol_product_params,
+        pool: *mut ggml_threadpool,
+        threads: i32,
+        out: *mut *mut smol_product,
+    ) -> smol_status;
+    pub fn smol_product_free(product: *mut smol_product);
+    pub fn smol_product_input(
+        product: *mut smol_product,
+        activations: *const f32,
+        activations_n: usize,
+        ids: *const i32,
+        ids_n: usize,
+    ) -> smol_status;
+    pub fn smol_product_compute(product: *mut smol_product, times: u32) -> smol_status;
+    pub fn smol_product_output(product: *const smol_product, n: *mut usize) -> *const f32;
     pub fn smol_backend_init() -> smol_status;
     pub fn smol_model_load(
         paths: *mut *const ::std::os::raw::c_char,
