@@ -9,6 +9,8 @@
 
 #include "simd.h"
 
+#include <type_traits>
+
 namespace smol {
 namespace base3 {
 
@@ -116,6 +118,52 @@ using Few = Remainders; // for 1 or 2 columns
 #else
 using Few = Digits;
 #endif
+
+// The products of LANES * VECTORS rows with N columns, going through the digits of their bytes. Sum number i is over
+// the quads (4 weights of a row) i * SPAN..(i + 1) * SPAN, where quads are counted modulo SUMS * SPAN.
+template <int N, int SUMS, int SPAN> struct Products {
+    using Part = std::conditional_t<(N < 4), Few, Digits>;
+    Part part[VECTORS][N][SUMS];
+    Acts acts[N];
+
+    // Quads quad..quad + left; load(n, quad) gives the 4 quads of activations that start with a multiple of 4.
+    template <int quad, int left, class Load> void digits(Bytes (&y)[VECTORS], const Load & load) {
+        if constexpr (quad % 4 == 0) {
+            for (int n = 0; n < N; n++) {
+                acts[n] = load(n, quad);
+            }
+        }
+        for (int v = 0; v < VECTORS; v++) {
+            const Bytes following = next(y[v]);
+            for (int n = 0; n < N; n++) {
+                part[v][n][quad / SPAN % SUMS].template add<quad % 4>(y[v], following, acts[n]);
+            }
+            y[v] = following;
+        }
+        if constexpr (left > 1) {
+            digits<quad + 1, left - 1>(y, load);
+        }
+    }
+
+    // The same for the first `count` digits of packed bytes.
+    template <int quad, int count, class Load> void step(const uint8_t * bytes, const Load & load) {
+        Bytes y[VECTORS];
+        start_all(y, bytes);
+        digits<quad, count>(y, load);
+    }
+
+    static void start_all(Bytes (&y)[VECTORS], const uint8_t * bytes) {
+        for (int v = 0; v < VECTORS; v++) {
+            y[v] = start(load_bytes(bytes + 4 * LANES * v));
+        }
+    }
+
+    // With minus_sum for the sum of its activations, negated.
+    Ints sum(int v, int n, int i, int32_t minus_sum) const {
+        const Ints all = part[v][n][i].sum();
+        return OFFSET ? add_ints(all, set_ints(minus_sum)) : all;
+    }
+};
 
 } // namespace base3
 } // namespace smol

@@ -6,6 +6,7 @@ const smol_layout * const * smol_layouts(size_t * n) {
         &smol::tq1_0,
         &smol::tq2_0,
         &smol::q2_0,
+        &smol::q2_0_base3,
         &smol::q2_k,
     };
     *n = sizeof all / sizeof *all;

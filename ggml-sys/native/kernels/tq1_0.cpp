@@ -8,8 +8,6 @@
 #include "layouts.h"
 #include "simd.h"
 
-#include <type_traits>
-
 namespace smol {
 namespace {
 
@@ -100,53 +98,9 @@ void reference(int64_t k, const void * group, int64_t groups, const void * activ
     }
 }
 
-// The products of LANES * VECTORS rows with N columns, going through the digits of their bytes.
-template <int N, class Part> struct Products {
-    // Enough sums at a time that one product does not wait for the one before.
-    static constexpr int CHAINS = N * VECTORS == 1 ? 2 : 1;
-    Part part[VECTORS][N][CHAINS];
-    Acts acts[N];
-
-    // Quads quad..quad + left of the activations, of which those up to the last multiple of 4 have been loaded.
-    template <int quad, int left> void digits(Bytes (&y)[VECTORS], const int8_t * const (&q)[N]) {
-        if constexpr (quad % 4 == 0) {
-            for (int n = 0; n < N; n++) {
-                acts[n] = load_acts(q[n] + 4 * quad);
-            }
-        }
-        for (int v = 0; v < VECTORS; v++) {
-            const Bytes next = base3::next(y[v]);
-            for (int n = 0; n < N; n++) {
-                part[v][n][quad % CHAINS].template add<quad % 4>(y[v], next, acts[n]);
-            }
-            y[v] = next;
-        }
-        if constexpr (left > 1) {
-            digits<quad + 1, left - 1>(y, q);
-        }
-    }
-
-    template <int quad, int count> void step(const uint8_t * bytes, const int8_t * const (&q)[N]) {
-        Bytes y[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-            y[v] = base3::start(load_bytes(bytes + 4 * LANES * v));
-        }
-        digits<quad, count>(y, q);
-    }
-
-    Ints sum(int v, int n) const {
-        Ints all = part[v][n][0].sum();
-        for (int c = 1; c < CHAINS; c++) {
-            all = add_ints(all, part[v][n][c].sum());
-        }
-        return all;
-    }
-};
-
 // One group with N activation rows. 20 weights of LANES rows: 5 digits of one load, each two products and a
 // multiplication by 3, or one product for each column, three or four operations for the digit and the multiplication.
 template <int N> void tile(int64_t k, const uint8_t * block, const void * const * activations, float * const * out) {
-    using Part = std::conditional_t<(N < 4), base3::Few, base3::Digits>;
     const Act256 * act[N];
     Floats sum[N][VECTORS];
     for (int n = 0; n < N; n++) {
@@ -157,27 +111,29 @@ template <int N> void tile(int64_t k, const uint8_t * block, const void * const 
     }
     for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
         const uint8_t * bytes = block + 2 * ROWS;
-        Products<N, Part> products;
+        // Where there is one vector, sums by turns: one product does not wait for the one before.
+        base3::Products<N, N * VECTORS == 1 ? 2 : 1, 1> products;
         const int8_t * q[N];
         for (int n = 0; n < N; n++) {
             q[n] = act[n][b].q;
         }
+        const auto load = [&](int n, int quad) { return load_acts(q[n] + 4 * quad); };
         for (int s = 0; s < STEPS - 1; s += 4, bytes += 16 * ROWS) {
-            products.template step<0, 5>(bytes, q);
-            products.template step<5, 5>(bytes + 4 * ROWS, q);
-            products.template step<10, 5>(bytes + 8 * ROWS, q);
-            products.template step<15, 5>(bytes + 12 * ROWS, q);
+            products.template step<0, 5>(bytes, load);
+            products.template step<5, 5>(bytes + 4 * ROWS, load);
+            products.template step<10, 5>(bytes + 8 * ROWS, load);
+            products.template step<15, 5>(bytes + 12 * ROWS, load);
             for (int n = 0; n < N; n++) {
                 q[n] += 80;
             }
         }
-        products.template step<0, 4>(bytes, q);
+        products.template step<0, 4>(bytes, load);
         for (int v = 0; v < VECTORS; v++) {
             const Floats d = load_halves(block + 2 * LANES * v);
             for (int n = 0; n < N; n++) {
-                Ints dot = products.sum(v, n);
-                if constexpr (base3::OFFSET != 0) {
-                    dot = add_ints(dot, set_ints(act[n][b].minus_sum));
+                Ints dot = products.sum(v, n, 0, act[n][b].minus_sum);
+                if constexpr (N * VECTORS == 1) {
+                    dot = add_ints(dot, products.sum(v, n, 1, 0));
                 }
                 sum[n][v] = fused(multiply(d, set_floats(act[n][b].d)), to_floats(dot), sum[n][v]);
             }
@@ -199,7 +155,7 @@ void gemv(int64_t k, const void * group, int64_t groups, const void * activation
 
 void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
     const auto * bytes = static_cast<const uint8_t *>(group);
-    tiles<tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
+    tiles<tile<8>, tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
 }
 
 } // namespace
