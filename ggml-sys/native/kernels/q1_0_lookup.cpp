@@ -18,13 +18,18 @@ namespace {
 constexpr int BLOCK = 128;
 
 // 32 activations: x = d * q, with the tables of every 4 of them. Entry m is the sum of +q[i] where bit i of m is set
-// and -q[i] where not, plus 512: its low 5 bits, and the others.
+// and -q[i] where not, plus BIAS: its low 5 bits, and the others.
 struct Tables32 {
     uint8_t low_high[8][2][16];
     float   d;
     float   unused[3];
 };
+// What a sum of 4 gets added, so that its high part is not negative, where the kernel needs that.
+#if SMOL_NEON
+constexpr int BIAS = 0;
+#else
 constexpr int BIAS = 512;
+#endif
 
 size_t tables_bytes(int64_t k) {
     return size_t(k / 32) * sizeof(Tables32);
@@ -45,9 +50,9 @@ void prepare_tables(int64_t k, const float * x, void * out) {
         memset(tables->unused, 0, sizeof tables->unused);
         for (int quad = 0; quad < 8; quad++) {
             const int8_t * q = act.q + 4 * quad;
-            uint16_t entry[16];
+            int16_t entry[16];
             for (int m = 0; m < 16; m++) {
-                entry[m] = uint16_t(BIAS + sign[0][m] * q[0] + sign[1][m] * q[1] + sign[2][m] * q[2] + sign[3][m] * q[3]);
+                entry[m] = int16_t(BIAS + sign[0][m] * q[0] + sign[1][m] * q[1] + sign[2][m] * q[2] + sign[3][m] * q[3]);
             }
             for (int m = 0; m < 16; m++) {
                 tables->low_high[quad][0][m] = uint8_t(entry[m] & 31);
@@ -58,6 +63,15 @@ void prepare_tables(int64_t k, const float * x, void * out) {
 }
 
 const smol_activation tables = {"q8_0 tables", tables_bytes, prepare_tables};
+
+// The same address, of which the compiler does not know that it is near another: two loads of 16 bytes that it makes one
+// of take longer than alone on in-order cores (Cortex-A55: 6 cycles, not 2).
+inline const uint8_t * apart(const uint8_t * p) {
+#if SMOL_NEON
+    __asm__("" : "+r"(p));
+#endif
+    return p;
+}
 
 // A vector of nibbles, and the sums of lookups of 32 activations for its rows.
 #if SMOL_AVX512
@@ -71,17 +85,16 @@ inline Nibbles high_nibbles(Nibbles a) { return _mm512_and_si512(_mm512_srli_epi
 inline Nibbles lookup(Nibbles table, Nibbles i) { return _mm512_shuffle_epi8(table, i); }
 inline Nibbles add(Nibbles a, Nibbles b) { return _mm512_add_epi8(a, b); }
 
-inline void widen(Nibbles low, Nibbles high, Floats * out) {
+inline void to_floats(Nibbles low, Nibbles high, Floats * out) {
     const __m512i weights = _mm512_set1_epi16(1 + 32 * 256), exponent = _mm512_set1_epi16(0x4b00);
+    const Floats bias = set_floats(0x1p23f + 8 * BIAS);
     const __m512i a = _mm512_maddubs_epi16(_mm512_unpacklo_epi8(low, high), weights);
     const __m512i b = _mm512_maddubs_epi16(_mm512_unpackhi_epi8(low, high), weights);
-    out[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, exponent));
-    out[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, exponent));
-    out[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(b, exponent));
-    out[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(b, exponent));
+    out[0] = _mm512_sub_ps(_mm512_castsi512_ps(_mm512_unpacklo_epi16(a, exponent)), bias);
+    out[1] = _mm512_sub_ps(_mm512_castsi512_ps(_mm512_unpackhi_epi16(a, exponent)), bias);
+    out[2] = _mm512_sub_ps(_mm512_castsi512_ps(_mm512_unpacklo_epi16(b, exponent)), bias);
+    out[3] = _mm512_sub_ps(_mm512_castsi512_ps(_mm512_unpackhi_epi16(b, exponent)), bias);
 }
-inline Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
-inline Floats load_floats(const float * p) { return _mm512_loadu_ps(p); }
 
 #elif SMOL_AVX2
 
@@ -94,16 +107,16 @@ inline Nibbles high_nibbles(Nibbles a) { return _mm256_and_si256(_mm256_srli_epi
 inline Nibbles lookup(Nibbles table, Nibbles i) { return _mm256_shuffle_epi8(table, i); }
 inline Nibbles add(Nibbles a, Nibbles b) { return _mm256_add_epi8(a, b); }
 
-inline void widen(Nibbles low, Nibbles high, Floats * out) {
+inline void to_floats(Nibbles low, Nibbles high, Floats * out) {
     const __m256i weights = _mm256_set1_epi16(1 + 32 * 256), exponent = _mm256_set1_epi16(0x4b00);
+    const Floats bias = set_floats(0x1p23f + 8 * BIAS);
     const __m256i a = _mm256_maddubs_epi16(_mm256_unpacklo_epi8(low, high), weights);
     const __m256i b = _mm256_maddubs_epi16(_mm256_unpackhi_epi8(low, high), weights);
-    out[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(a, exponent));
-    out[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(a, exponent));
-    out[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(b, exponent));
-    out[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(b, exponent));
+    out[0] = _mm256_sub_ps(_mm256_castsi256_ps(_mm256_unpacklo_epi16(a, exponent)), bias);
+    out[1] = _mm256_sub_ps(_mm256_castsi256_ps(_mm256_unpackhi_epi16(a, exponent)), bias);
+    out[2] = _mm256_sub_ps(_mm256_castsi256_ps(_mm256_unpacklo_epi16(b, exponent)), bias);
+    out[3] = _mm256_sub_ps(_mm256_castsi256_ps(_mm256_unpackhi_epi16(b, exponent)), bias);
 }
-inline Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 
 #elif SMOL_SSE
 
@@ -116,16 +129,16 @@ inline Nibbles high_nibbles(Nibbles a) { return _mm_and_si128(_mm_srli_epi16(a, 
 inline Nibbles lookup(Nibbles table, Nibbles i) { return _mm_shuffle_epi8(table, i); }
 inline Nibbles add(Nibbles a, Nibbles b) { return _mm_add_epi8(a, b); }
 
-inline void widen(Nibbles low, Nibbles high, Floats * out) {
+inline void to_floats(Nibbles low, Nibbles high, Floats * out) {
     const __m128i weights = _mm_set1_epi16(1 + 32 * 256), exponent = _mm_set1_epi16(0x4b00);
+    const Floats bias = set_floats(0x1p23f + 8 * BIAS);
     const __m128i a = _mm_maddubs_epi16(_mm_unpacklo_epi8(low, high), weights);
     const __m128i b = _mm_maddubs_epi16(_mm_unpackhi_epi8(low, high), weights);
-    out[0] = _mm_castsi128_ps(_mm_unpacklo_epi16(a, exponent));
-    out[1] = _mm_castsi128_ps(_mm_unpackhi_epi16(a, exponent));
-    out[2] = _mm_castsi128_ps(_mm_unpacklo_epi16(b, exponent));
-    out[3] = _mm_castsi128_ps(_mm_unpackhi_epi16(b, exponent));
+    out[0] = _mm_sub_ps(_mm_castsi128_ps(_mm_unpacklo_epi16(a, exponent)), bias);
+    out[1] = _mm_sub_ps(_mm_castsi128_ps(_mm_unpackhi_epi16(a, exponent)), bias);
+    out[2] = _mm_sub_ps(_mm_castsi128_ps(_mm_unpacklo_epi16(b, exponent)), bias);
+    out[3] = _mm_sub_ps(_mm_castsi128_ps(_mm_unpackhi_epi16(b, exponent)), bias);
 }
-inline Floats subtract(Floats a, Floats b) { return _mm_sub_ps(a, b); }
 
 #elif SMOL_NEON
 
@@ -138,16 +151,16 @@ inline Nibbles high_nibbles(Nibbles a) { return vshrq_n_u8(a, 4); }
 inline Nibbles lookup(Nibbles table, Nibbles i) { return vqtbl1q_u8(table, i); }
 inline Nibbles add(Nibbles a, Nibbles b) { return vaddq_u8(a, b); }
 
-inline void widen(Nibbles low, Nibbles high, Floats * out) {
-    const uint16x8_t exponent = vdupq_n_u16(0x4b00);
-    const uint16x8_t a = vaddw_u8(vshll_n_u8(vget_low_u8(high), 5), vget_low_u8(low));
-    const uint16x8_t b = vaddw_high_u8(vshll_high_n_u8(high, 5), low);
-    out[0] = vreinterpretq_f32_u16(vzip1q_u16(a, exponent));
-    out[1] = vreinterpretq_f32_u16(vzip2q_u16(a, exponent));
-    out[2] = vreinterpretq_f32_u16(vzip1q_u16(b, exponent));
-    out[3] = vreinterpretq_f32_u16(vzip2q_u16(b, exponent));
+inline void to_floats(Nibbles low, Nibbles high, Floats * out) {
+    const int16x8_t high0 = vshll_n_s8(vreinterpret_s8_u8(vget_low_u8(high)), 5);
+    const int16x8_t high1 = vshll_high_n_s8(vreinterpretq_s8_u8(high), 5);
+    const int16x8_t a = vreinterpretq_s16_u16(vaddw_u8(vreinterpretq_u16_s16(high0), vget_low_u8(low)));
+    const int16x8_t b = vreinterpretq_s16_u16(vaddw_high_u8(vreinterpretq_u16_s16(high1), low));
+    out[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(a)));
+    out[1] = vcvtq_f32_s32(vmovl_high_s16(a));
+    out[2] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(b)));
+    out[3] = vcvtq_f32_s32(vmovl_high_s16(b));
 }
-inline Floats subtract(Floats a, Floats b) { return vsubq_f32(a, b); }
 
 #else // plain C++: 4 rows a vector
 
@@ -168,12 +181,11 @@ inline Nibbles low_nibbles(Nibbles a) { return each(WIDTH, [&](int i) { return a
 inline Nibbles high_nibbles(Nibbles a) { return each(WIDTH, [&](int i) { return a.at[i] >> 4; }); }
 inline Nibbles lookup(Nibbles table, Nibbles i) { return each(WIDTH, [&](int j) { return table.at[i.at[j]]; }); }
 inline Nibbles add(Nibbles a, Nibbles b) { return each(WIDTH, [&](int i) { return a.at[i] + b.at[i]; }); }
-inline void widen(Nibbles low, Nibbles high, Floats * out) {
+inline void to_floats(Nibbles low, Nibbles high, Floats * out) {
     for (int i = 0; i < WIDTH; i++) {
-        out[i] = 0x1p23f + float(low.at[i] + 32 * high.at[i]);
+        out[i] = float(low.at[i] + 32 * high.at[i] - 8 * BIAS);
     }
 }
-inline Floats subtract(Floats a, Floats b) { return a - b; }
 
 #endif
 
@@ -238,7 +250,7 @@ void reference(int64_t k, const void * group, int64_t groups, const void * activ
                 int32_t dot = 0;
                 for (int quad = 0; quad < 8; quad++) {
                     const int index = block[byte_of(row % ROWS_LOOKUP, 32 * part + 4 * quad)] >> quad % 2 * 4 & 15;
-                    dot += act->low_high[quad][0][index] + 32 * act->low_high[quad][1][index] - BIAS;
+                    dot += act->low_high[quad][0][index] + 32 * int8_t(act->low_high[quad][1][index]) - BIAS;
                 }
                 t = part == 0 ? act->d * float(dot) : fused(act->d, float(dot), t);
             }
@@ -249,48 +261,58 @@ void reference(int64_t k, const void * group, int64_t groups, const void * activ
 }
 
 template <int N> void tile(int64_t k, const uint8_t * block, const void * const * activations, float * const * out) {
-    const Tables32 * act[N];
+    const uint8_t * low_table[N], * high_table[N];
     Floats sum[N][HALVES][4];
     for (int n = 0; n < N; n++) {
-        act[n] = static_cast<const Tables32 *>(activations[n]);
+        low_table[n] = static_cast<const uint8_t *>(activations[n]);
+        high_table[n] = apart(low_table[n] + 16);
         for (int h = 0; h < HALVES; h++) {
             for (int i = 0; i < 4; i++) {
                 sum[n][h][i] = set_floats(0);
             }
         }
     }
-    const Floats bias = set_floats(0x1p23f + 8 * BIAS);
     for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
-        const uint8_t * nibbles = block + 2 * ROWS_LOOKUP;
+        const uint8_t * nibbles[HALVES];
+        for (int h = 0; h < HALVES; h++) {
+            nibbles[h] = apart(block + 2 * ROWS_LOOKUP + WIDTH * h);
+        }
         Floats t[N][HALVES][4];
+        for (int n = 0; n < N; n++) {
+            for (int h = 0; h < HALVES; h++) {
+                for (int i = 0; i < 4; i++) {
+                    t[n][h][i] = set_floats(0);
+                }
+            }
+        }
         for (int part = 0; part < 4; part++) {
             Nibbles low[N][HALVES], high[N][HALVES];
-            for (int pair = 0; pair < 4; pair++, nibbles += ROWS_LOOKUP) {
+            for (int pair = 0; pair < 4; pair++) {
                 for (int h = 0; h < HALVES; h++) {
-                    const Nibbles both = load_nibbles(nibbles + WIDTH * h);
+                    const Nibbles both = load_nibbles(nibbles[h]);
+                    nibbles[h] += ROWS_LOOKUP;
                     const Nibbles i0 = low_nibbles(both), i1 = high_nibbles(both);
                     for (int n = 0; n < N; n++) {
-                        const auto & table = act[n]->low_high;
-                        const Nibbles l0 = lookup(load_table(table[2 * pair][0]), i0);
-                        const Nibbles h0 = lookup(load_table(table[2 * pair][1]), i0);
-                        const Nibbles l1 = lookup(load_table(table[2 * pair + 1][0]), i1);
-                        const Nibbles h1 = lookup(load_table(table[2 * pair + 1][1]), i1);
+                        const Nibbles l0 = lookup(load_table(low_table[n] + 64 * pair), i0);
+                        const Nibbles h0 = lookup(load_table(high_table[n] + 64 * pair), i0);
+                        const Nibbles l1 = lookup(load_table(low_table[n] + 64 * pair + 32), i1);
+                        const Nibbles h1 = lookup(load_table(high_table[n] + 64 * pair + 32), i1);
                         low[n][h] = add(pair == 0 ? l0 : add(low[n][h], l0), l1);
                         high[n][h] = add(pair == 0 ? h0 : add(high[n][h], h0), h1);
                     }
                 }
             }
             for (int n = 0; n < N; n++) {
-                const Floats d = set_floats(act[n]->d);
+                const Floats d = set_floats(reinterpret_cast<const Tables32 *>(low_table[n])->d);
                 for (int h = 0; h < HALVES; h++) {
                     Floats dot[4];
-                    widen(low[n][h], high[n][h], dot);
+                    to_floats(low[n][h], high[n][h], dot);
                     for (int i = 0; i < 4; i++) {
-                        dot[i] = subtract(dot[i], bias);
-                        t[n][h][i] = part == 0 ? multiply(d, dot[i]) : fused(d, dot[i], t[n][h][i]);
+                        t[n][h][i] = fused(d, dot[i], t[n][h][i]);
                     }
                 }
-                act[n]++;
+                low_table[n] += sizeof(Tables32);
+                high_table[n] += sizeof(Tables32);
             }
         }
         for (int h = 0; h < HALVES; h++) {
@@ -325,7 +347,6 @@ void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void *
 
 } // namespace
 
-extern const smol_layout q1_0_lookup;
 const smol_layout q1_0_lookup = {WIDTH == 64 ? "q1_0-lookup-64" : WIDTH < 16 ? "q1_0-lookup-4" : "q1_0-lookup-32", 1, GGML_TYPE_Q1_0,
                                  ROWS_LOOKUP, BLOCK, true, &tables, group_bytes, pack, unpack_row, gemv, gemm, reference};
 
