@@ -97,11 +97,7 @@ template <int N> void tile(int64_t k, const uint8_t * block, const void * const 
                 for (int s = 0; s < 2; s++) {
                     const Fields w(load_bytes(fields + 4 * ROWS * (2 * half + s)));
                     for (int n = 0; n < N; n++) {
-                        const Acts a = load_acts(act[n][half].q + 16 * s);
-                        dot[n].template add<0>(w.field[0], a);
-                        dot[n].template add<1>(w.field[1], a);
-                        dot[n].template add<2>(w.field[2], a);
-                        dot[n].template add<3>(w.field[3], a);
+                        add_fields(dot[n], w, load_acts(act[n][half].q + 16 * s));
                     }
                 }
                 for (int n = 0; n < N; n++) {

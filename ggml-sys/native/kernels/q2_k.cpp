@@ -152,7 +152,7 @@ inline void add_scaled(Ints (&sum)[TOGETHER], const Dot (&dot)[TOGETHER], const 
 #endif
 }
 
-template <class F> inline void each_quad(F f) {
+template <class F> inline void each_of_four(F f) {
     f(std::integral_constant<int, 0>());
     f(std::integral_constant<int, 1>());
     f(std::integral_constant<int, 2>());
@@ -173,51 +173,65 @@ template <int N> void tile(int64_t k, const uint8_t * block, const void * const 
     const Bytes mask = set_bytes(15);
     for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
         for (int v = 0; v < VECTORS; v += TOGETHER) {
+            const uint8_t * both = block + SCALES + 4 * LANES * v;
+            const uint8_t * fields = block + FIELDS + 4 * LANES * v;
             Ints dots[N][TOGETHER];
-            Dot low[N][TOGETHER], high[N][TOGETHER];
             for (int n = 0; n < N; n++) {
                 for (int t = 0; t < TOGETHER; t++) {
                     dots[n][t] = set_ints(0);
                 }
             }
-            each_quad([&](auto quad) {
-                constexpr int q = decltype(quad)::value;
+            for (int q = 0; q < 4; q++) {
                 Bytes scales[TOGETHER];
                 for (int t = 0; t < TOGETHER; t++) {
-                    const Bytes both = load_bytes(block + SCALES + 4 * ROWS * q + 4 * LANES * (v + t));
-                    const Bytes mins = and_bytes(shift_right<4>(both), mask);
-                    scales[t] = and_bytes(both, mask);
-                    for (int n = 0; n < N; n++) {
-                        low[n][t].template add<q>(mins, load_acts(act[n][b].sums_low));
-                        high[n][t].template add<q>(mins, load_acts(act[n][b].sums_high));
-                    }
+                    scales[t] = and_bytes(load_bytes(both + 4 * ROWS * q + 4 * LANES * t), mask);
                 }
-                for (int j = 0; j < 4; j++) {
+                each_of_four([&](auto sub_block) {
+                    constexpr int j = decltype(sub_block)::value;
                     const int s = 4 * q + j;
+#if SMOL_AVX512
+                    if constexpr (N >= 4) { // 1.1 times as fast: scales the weights once for all activation rows
+                        Fields w(load_bytes(fields + 4 * ROWS * s));
+                        const Bytes scale = _mm512_shuffle_epi8(scales[0], spread(0x80008000 | j | j << 16));
+                        for (int f = 0; f < 4; f++) {
+                            w.field[f] = _mm512_mullo_epi16(w.field[f], scale); // at most 3 * 15 in each byte
+                        }
+                        for (int n = 0; n < N; n++) {
+                            Dot dot;
+                            dot.acc = dots[n][0];
+                            add_fields(dot, w, load_acts(act[n][b].q + 16 * s));
+                            dots[n][0] = dot.acc;
+                        }
+                        return;
+                    }
+#endif
                     Dot dot[N][TOGETHER];
                     for (int t = 0; t < TOGETHER; t++) {
-                        const Fields w(load_bytes(block + FIELDS + 4 * ROWS * s + 4 * LANES * (v + t)));
+                        const Fields w(load_bytes(fields + 4 * ROWS * s + 4 * LANES * t));
                         for (int n = 0; n < N; n++) {
-                            const Acts a = load_acts(act[n][b].q + 16 * s);
-                            dot[n][t].template add<0>(w.field[0], a);
-                            dot[n][t].template add<1>(w.field[1], a);
-                            dot[n][t].template add<2>(w.field[2], a);
-                            dot[n][t].template add<3>(w.field[3], a);
+                            add_fields(dot[n][t], w, load_acts(act[n][b].q + 16 * s));
                         }
                     }
                     for (int n = 0; n < N; n++) {
                         add_scaled(dots[n], dot[n], scales, j);
                     }
-                }
-            });
+                });
+            }
             for (int t = 0; t < TOGETHER; t++) {
+                Fields mins;
                 const Floats d = load_halves(block + 2 * LANES * (v + t));
                 const Floats dmin = load_halves(block + 2 * ROWS + 2 * LANES * (v + t));
+                for (int q = 0; q < 4; q++) {
+                    mins.field[q] = and_bytes(shift_right<4>(load_bytes(both + 4 * ROWS * q + 4 * LANES * t)), mask);
+                }
                 for (int n = 0; n < N; n++) {
-                    const Ints mins = add_ints(low[n][t].sum(), shift_left(high[n][t].sum(), 7));
+                    Dot low, high;
+                    add_fields(low, mins, load_acts(act[n][b].sums_low));
+                    add_fields(high, mins, load_acts(act[n][b].sums_high));
                     Floats & to = sum[n][v + t];
                     to = fused(multiply(d, set_floats(act[n][b].d)), to_floats(dots[n][t]), to);
-                    to = fused(multiply(dmin, set_floats(-act[n][b].d)), to_floats(mins), to);
+                    to = fused(multiply(dmin, set_floats(-act[n][b].d)),
+                               to_floats(add_ints(low.sum(), shift_left(high.sum(), 7))), to);
                 }
             }
         }

@@ -69,7 +69,12 @@ using Ints = __m512i;
 using Floats = __m512;
 using Acts = const int8_t *;
 
-inline Bytes load_bytes(const void * p) { return _mm512_loadu_si512(p); }
+inline Bytes load_bytes(const void * p) {
+    Bytes bytes = _mm512_loadu_si512(p);
+    // Else GCC loads again for each shift, and loads are what a gemv is short of: 1.4 times as fast.
+    asm("" : "+v"(bytes));
+    return bytes;
+}
 inline Bytes set_bytes(uint8_t x) { return _mm512_set1_epi8(char(x)); }
 inline Bytes and_bytes(Bytes a, Bytes b) { return _mm512_and_si512(a, b); }
 // Logical shift of each byte; bits of its neighbour may come in from above: mask afterwards.
@@ -317,9 +322,11 @@ struct Dot {
 constexpr int ROWS = LANES == 1 ? 4 : LANES == 4 ? 8 : 16;
 constexpr int VECTORS = ROWS / LANES;
 
-// The four 2-bit fields of each byte, lowest first.
+// 16 weights of each row, a byte each: weight 4 j + i of a row is byte i of its 4 bytes in field[j].
 struct Fields {
     Bytes field[4];
+    Fields() = default;
+    // From 2 bits each, lowest first.
     explicit Fields(Bytes w) {
         const Bytes mask = set_bytes(3);
         field[0] = and_bytes(w, mask);
@@ -332,5 +339,12 @@ struct Fields {
 #endif
     }
 };
+
+inline void add_fields(Dot & dot, const Fields & w, Acts a) {
+    dot.add<0>(w.field[0], a);
+    dot.add<1>(w.field[1], a);
+    dot.add<2>(w.field[2], a);
+    dot.add<3>(w.field[3], a);
+}
 
 } // namespace smol
