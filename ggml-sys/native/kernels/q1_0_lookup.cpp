@@ -35,13 +35,58 @@ size_t tables_bytes(int64_t k) {
     return size_t(k / 32) * sizeof(Tables32);
 }
 
+// The tables of 4 activations.
+#if SMOL_NEON
+void make_tables(const int8_t * q, uint8_t (*out)[16]) {
+    static const int16_t sign[3][8] = {
+        {-1, 1, -1, 1, -1, 1, -1, 1}, {-1, -1, 1, 1, -1, -1, 1, 1}, {-1, -1, -1, -1, 1, 1, 1, 1}};
+    int32_t four;
+    memcpy(&four, q, 4);
+    const int16x4_t a = vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))));
+    int16x8_t three = vmulq_lane_s16(vld1q_s16(sign[0]), a, 0);
+    three = vmlaq_lane_s16(three, vld1q_s16(sign[1]), a, 1);
+    three = vmlaq_lane_s16(three, vld1q_s16(sign[2]), a, 2);
+    const int16x8_t last = vdupq_lane_s16(a, 3);
+    const int16x8_t e0 = vsubq_s16(three, last), e1 = vaddq_s16(three, last);
+    const uint8x16_t bytes = vuzp1q_u8(vreinterpretq_u8_s16(e0), vreinterpretq_u8_s16(e1));
+    vst1q_u8(out[0], vandq_u8(bytes, vdupq_n_u8(31)));
+    vst1q_u8(out[1], vreinterpretq_u8_s8(vshrn_high_n_s16(vshrn_n_s16(e0, 5), e1, 5)));
+}
+#elif SMOL_AVX512 || SMOL_AVX2 || SMOL_SSE
+void make_tables(const int8_t * q, uint8_t (*out)[16]) {
+    // The instruction that adds products of pairs wants one unsigned factor: q + 128, which adds 128 times the signs.
+    constexpr int16_t PP = 0x0101, NP = int16_t(0xff01), PN = 0x01ff, NN = int16_t(0xffff); // lower byte last
+    const auto sum = [](int ones) { return int16_t(BIAS - 128 * (2 * ones - 4)); };
+    int32_t four;
+    memcpy(&four, q, 4);
+    const __m128i a = _mm_cvtsi32_si128(four ^ int32_t(0x80808080));
+    const __m128i a01 = _mm_shuffle_epi32(_mm_shufflelo_epi16(a, 0x00), 0);
+    const __m128i a23 = _mm_shuffle_epi32(_mm_shufflelo_epi16(a, 0x55), 0);
+    const __m128i e01 = _mm_maddubs_epi16(a01, _mm_setr_epi16(NN, NP, PN, PP, NN, NP, PN, PP));
+    const __m128i e23 = _mm_maddubs_epi16(a23, _mm_setr_epi16(NN, NN, NN, NN, NP, NP, NP, NP));
+    const __m128i f23 = _mm_maddubs_epi16(a23, _mm_setr_epi16(PN, PN, PN, PN, PP, PP, PP, PP));
+    const __m128i add0 = _mm_setr_epi16(sum(0), sum(1), sum(1), sum(2), sum(1), sum(2), sum(2), sum(3));
+    const __m128i add1 = _mm_setr_epi16(sum(1), sum(2), sum(2), sum(3), sum(2), sum(3), sum(3), sum(4));
+    const __m128i e0 = _mm_add_epi16(_mm_add_epi16(e01, add0), e23), e1 = _mm_add_epi16(_mm_add_epi16(e01, add1), f23);
+    const __m128i mask = _mm_set1_epi16(31);
+    const auto put = [](void * p, __m128i x) { _mm_storeu_si128(static_cast<__m128i *>(p), x); };
+    put(out[0], _mm_packus_epi16(_mm_and_si128(e0, mask), _mm_and_si128(e1, mask)));
+    put(out[1], _mm_packus_epi16(_mm_srli_epi16(e0, 5), _mm_srli_epi16(e1, 5)));
+}
+#else
+void make_tables(const int8_t * q, uint8_t (*out)[16]) {
+    for (int m = 0; m < 16; m++) {
+        int entry = BIAS;
+        for (int i = 0; i < 4; i++) {
+            entry += m >> i & 1 ? q[i] : -q[i];
+        }
+        out[0][m] = uint8_t(entry & 31);
+        out[1][m] = uint8_t(entry >> 5);
+    }
+}
+#endif
+
 void prepare_tables(int64_t k, const float * x, void * out) {
-    static const int16_t sign[4][16] = {
-        {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
-        {-1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1},
-        {-1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1},
-        {-1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1},
-    };
     auto * tables = static_cast<Tables32 *>(out);
     for (int64_t b = 0; b < k / 32; b++, tables++) {
         Act32 act;
@@ -49,15 +94,7 @@ void prepare_tables(int64_t k, const float * x, void * out) {
         tables->d = act.d;
         memset(tables->unused, 0, sizeof tables->unused);
         for (int quad = 0; quad < 8; quad++) {
-            const int8_t * q = act.q + 4 * quad;
-            int16_t entry[16];
-            for (int m = 0; m < 16; m++) {
-                entry[m] = int16_t(BIAS + sign[0][m] * q[0] + sign[1][m] * q[1] + sign[2][m] * q[2] + sign[3][m] * q[3]);
-            }
-            for (int m = 0; m < 16; m++) {
-                tables->low_high[quad][0][m] = uint8_t(entry[m] & 31);
-                tables->low_high[quad][1][m] = uint8_t(entry[m] >> 5);
-            }
+            make_tables(act.q + 4 * quad, tables->low_high[quad]);
         }
     }
 }
@@ -347,7 +384,10 @@ void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void *
 
 } // namespace
 
-const smol_layout q1_0_lookup = {WIDTH == 64 ? "q1_0-lookup-64" : WIDTH < 16 ? "q1_0-lookup-4" : "q1_0-lookup-32", 1, GGML_TYPE_Q1_0,
+const smol_layout q1_0_lookup = {ROWS_LOOKUP == 64   ? "q1_0-lookup-64"
+                                 : ROWS_LOOKUP == 32 ? "q1_0-lookup-32"
+                                 : ROWS_LOOKUP == 16 ? "q1_0-lookup-16"
+                                                     : "q1_0-lookup-4", 1, GGML_TYPE_Q1_0,
                                  ROWS_LOOKUP, BLOCK, true, &tables, group_bytes, pack, unpack_row, gemv, gemm, reference};
 
 } // namespace smol

@@ -179,9 +179,14 @@ inline Ints multiply_small(Ints a, Ints b) { return _mm_madd_epi16(a, b); }
 inline Floats set_floats(float x) { return _mm_set1_ps(x); }
 inline Floats to_floats(Ints a) { return _mm_cvtepi32_ps(a); }
 inline Floats load_halves(const void * p) {
-    const auto * bytes = static_cast<const uint8_t *>(p);
-    return _mm_setr_ps(half_to_float(load_half(bytes)), half_to_float(load_half(bytes + 2)),
-                       half_to_float(load_half(bytes + 4)), half_to_float(load_half(bytes + 6)));
+    const __m128i half = _mm_cvtepu16_epi32(_mm_loadl_epi64(static_cast<const __m128i *>(p)));
+    const __m128i bits = _mm_and_si128(half, _mm_set1_epi32(0x7fff)), sign = _mm_slli_epi32(_mm_xor_si128(half, bits), 16);
+    const __m128i normal = _mm_add_epi32(_mm_slli_epi32(bits, 13), _mm_set1_epi32(112 << 23));
+    const __m128i infinite = _mm_and_si128(_mm_cmpgt_epi32(bits, _mm_set1_epi32(0x7bff)), _mm_set1_epi32(0x7f800000));
+    const __m128 small = _mm_mul_ps(_mm_cvtepi32_ps(bits), _mm_set1_ps(0x1p-24f));
+    const __m128 is_small = _mm_castsi128_ps(_mm_cmplt_epi32(bits, _mm_set1_epi32(0x400)));
+    const __m128 value = _mm_blendv_ps(_mm_castsi128_ps(_mm_or_si128(normal, infinite)), small, is_small);
+    return _mm_or_ps(value, _mm_castsi128_ps(sign));
 }
 inline Floats multiply(Floats a, Floats b) { return _mm_mul_ps(a, b); }
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }
