@@ -12,9 +12,11 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs/kernels.md"
+KEPT = ROOT / "target/mca"  # the instructions that were counted
 BEGIN, END = "<!-- static-cost: begin -->", "<!-- static-cost: end -->"
 WORSE = 1.05
 KERNELS = ("gemv", "gemm", "prepare")
@@ -29,7 +31,7 @@ CORES = (
 def run(*command, **options):
     done = subprocess.run([str(part) for part in command], text=True, capture_output=True, **options)
     if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}\n{done.stderr.strip()}")
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
     return done.stdout
 
 
@@ -38,22 +40,22 @@ def tool(name):
     return f"{name}-14"
 
 
-def build(core, kernels, tree):
+def build(core, kernels, tree, scratch):
     """The program that runs kernels one by one, for a core: its path, its code by address, and where smol_mark is."""
     _, zig_cpu, mca_cpu, features = core
-    out = ROOT / "target/mca" / zig_cpu
-    out.mkdir(parents=True, exist_ok=True)
+    out = scratch / zig_cpu
+    out.mkdir()
     cpu = tree / "ggml/src/ggml-cpu"
     target = ["-target", "aarch64-linux-musl", f"-mcpu={zig_cpu}"]
     flags = [*target, "-O3", "-g0", "-w", "-DNDEBUG", "-ffp-contract=off", "-ffunction-sections", "-fdata-sections"]
-    flags += ['-DGGML_VERSION=""', '-DGGML_COMMIT=""']
+    flags += ["-fno-exceptions", '-DGGML_VERSION=""', '-DGGML_COMMIT=""']
     flags += [f"-I{folder}" for folder in (kernels, tree / "ggml/include", tree / "ggml/src", cpu)]
     sources = [
         *sorted(kernels.glob("*.cpp")),
+        ROOT / "ci/mca/runtime.cpp",
         ROOT / "ci/mca/trace.cpp",
         tree / "ggml/src/ggml-quants.c",
         cpu / "quants.c",
-        cpu / "repack.cpp",
         cpu / "arch/arm/quants.c",
         cpu / "arch/arm/repack.cpp",
     ]
@@ -65,7 +67,8 @@ def build(core, kernels, tree):
         language = ["cc", "-std=gnu11"] if source.suffix == ".c" else ["c++", "-std=gnu++17"]
         run(*zig, *language, *flags, "-c", source, "-o", objects[-1])
     program = out / "trace"
-    run(*zig, "c++", *target, "-static", "-Wl,--gc-sections", *objects, "-o", program)
+    # Without a C library: building one takes longer than all the rest.
+    run(*zig, "cc", *target, "-nostdlib", "-static", "-Wl,--gc-sections", *objects, "-o", program)
     dump = run(tool("llvm-objdump"), "-d", "--no-show-raw-insn", f"--mcpu={mca_cpu}", f"--mattr={features}", program)
     code, mark = {}, None
     for line in dump.splitlines():
@@ -90,10 +93,10 @@ def instruction(text):
     return f"{name} {operands}"
 
 
-def trace(built, scratch, *what):
+def trace(built, name, *what):
     """Kernel, row length, products and instructions of each region of a run."""
     program, code, mark = built
-    log = scratch.with_suffix(".log")
+    log = program.with_name(f"{name}.log")
     emulator = ["qemu-aarch64-static", "-cpu", "max", "-singlestep", "-d", "exec,nochain", "-D", log]
     headings = [line.split() for line in run(*emulator, program, *what).splitlines()]
     regions, current, marks = [], None, 0
@@ -111,7 +114,7 @@ def trace(built, scratch, *what):
                 current.append(code[address])
     log.unlink()
     for heading, region in zip(headings, regions):
-        scratch.with_name(f"{scratch.name}-{heading[0]}.s").write_text("\n".join(region) + "\n")
+        (KEPT / f"{name}-{heading[0]}.s").write_text("\n".join(region) + "\n")
     if len(regions) != len(headings) or not all(regions):
         sys.exit(f"{' '.join(what)}: {len(regions)} traces of {len(headings)} kernels")
     return [(name, int(k), int(products), region) for (name, k, products), region in zip(headings, regions)]
@@ -129,8 +132,8 @@ def cycles(core, instructions):
 
 def costs(core, built, pool, *what):
     """Cycles per 128 products (activations for `prepare`) of each kernel."""
-    scratch = ROOT / "target/mca" / f"{core[1]}-{what[-1]}"
-    regions = trace(built, scratch, *what)
+    prefix = "upstream-" if what[0] == "upstream" else ""
+    regions = trace(built, f"{core[1]}-{prefix}{what[-1]}", *what)
     counted = pool.map(lambda region: cycles(core, region[3]), regions)
     points = {}
     for (kernel, _, products, _), count in zip(regions, counted):
@@ -144,8 +147,10 @@ def costs(core, built, pool, *what):
 def measure(kernels, tree, names):
     """Lines of the table: layout, kernel -> for each core ours and upstream's or None."""
     lines = {}
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        builds = list(pool.map(lambda core: build(core, kernels, tree), CORES))
+    KEPT.mkdir(parents=True, exist_ok=True)
+    # Several runs at a time do not get in each other's way.
+    with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        builds = list(pool.map(lambda core: build(core, kernels, tree, pathlib.Path(scratch)), CORES))
         for index, (core, built) in enumerate(zip(CORES, builds)):
             listed = run("qemu-aarch64-static", "-cpu", "max", built[0], "list")
             upstream = {}

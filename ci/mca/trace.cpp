@@ -8,9 +8,8 @@
 #include "ggml-cpu.h"
 #include "quants.h"
 #include "repack.h"
+#include "runtime.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 namespace {
@@ -64,7 +63,7 @@ const char * type_name(ggml_type type) {
         case GGML_TYPE_Q2_K: return "q2_K";
         case GGML_TYPE_TQ1_0: return "tq1_0";
         case GGML_TYPE_TQ2_0: return "tq2_0";
-        default: fprintf(stderr, "type %d: upstream's kernel is not in ci/mca/trace.cpp\n", int(type)); exit(1);
+        default: put("upstream's kernel for a type is not in ci/mca/trace.cpp: "), put_number(type), quit(1);
     }
 }
 
@@ -78,7 +77,7 @@ namespace {
 
 // What is between a mark with weights and the next one is measured.
 template <class F> void region(const char * kernel, int64_t k, int64_t products, F run) {
-    printf("%s %lld %lld\n", kernel, (long long) k, (long long) products);
+    put(kernel), put(" "), put_number(k), put(" "), put_number(products), put("\n");
     smol_mark();
     run();
     smol_mark();
@@ -94,8 +93,7 @@ void trace(const smol_layout & layout) {
     for (int64_t k : LENGTHS) {
         if (k % layout.columns != 0 || layout.rows > 64 || layout.group_bytes(k) > sizeof weights ||
             layout.activation->bytes(k) > sizeof activation) {
-            fprintf(stderr, "%s: the sizes in ci/mca/trace.cpp do not fit it\n", layout.name);
-            exit(1);
+            put("the sizes in ci/mca/trace.cpp do not fit "), put(layout.name), quit(1);
         }
         region("gemv", k, k * layout.rows, [&] { layout.gemv(k, weights, 1, activation, results[0]); });
         region("gemm", k, k * layout.rows * COLUMNS, [&] { layout.gemm(k, weights, 1, COLUMNS, rows, out); });
@@ -123,14 +121,14 @@ void trace(const Upstream & type) {
 
 } // namespace
 
-int main(int argc, char ** argv) {
+int run(int argc, char ** argv) {
     size_t n;
     const smol_layout * const * layouts = smol_layouts(&n);
     fill(weights, sizeof weights / 8);
     fill(floats, sizeof floats / 8);
     if (argc == 2) {
         for (size_t i = 0; i < n; i++) {
-            printf("%s %s\n", layouts[i]->name, type_name(layouts[i]->type));
+            put(layouts[i]->name), put(" "), put(type_name(layouts[i]->type)), put("\n");
         }
         return 0;
     }
@@ -147,6 +145,6 @@ int main(int argc, char ** argv) {
             return 0;
         }
     }
-    fputs("nothing of that name\n", stderr);
+    put("nothing of that name\n");
     return 1;
 }
