@@ -26,45 +26,37 @@ ggml_backend_buffer_type_t packed_buft;
 
 // ---- choice of a layout ----
 
-enum class Use { normal, named, off, broken };
+enum class Use { normal, named, off };
 
-struct Choice {
-    std::mutex mutex;
+// What the models that this thread loads may use; of each layout of smol_layouts(), all normal if empty.
+struct Preferences {
     bool enabled = true;
-    std::vector<Use> use; // of each layout of smol_layouts()
-    std::vector<bool> tested;
+    std::vector<Use> use;
 
-    Choice() {
-        size_t n;
-        smol_layouts(&n);
-        use.resize(n, Use::normal);
-        tested.resize(n);
-    }
+    Use of(size_t i) const { return i < use.size() ? use[i] : Use::normal; }
 };
+thread_local Preferences preferences;
+thread_local const smol_layout * forced; // smol_packing_force
 
-Choice & choice() {
-    static Choice it;
-    return it;
-}
-
-// Whether layout number i may be used: not switched off, and right on this machine.
-bool usable(Choice & c, size_t i, const smol_layout * layout) {
-    if (c.use[i] == Use::off || c.use[i] == Use::broken) {
-        return false;
+// Whether layout number i computes on this machine what it should; tested once.
+bool works(size_t i, const smol_layout * layout) {
+    enum class Verdict { unknown, right, wrong };
+    static std::mutex mutex;
+    static std::vector<Verdict> verdicts;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (verdicts.size() <= i) {
+        verdicts.resize(i + 1, Verdict::unknown);
     }
-    if (!c.tested[i]) {
-        c.tested[i] = true;
-        if (const char * fault = smol_self_test(layout)) {
-            c.use[i] = Use::broken;
-            GGML_LOG_WARN("%s: packed layout %s is switched off: %s; please report this with the output of `smol doctor`\n",
+    if (verdicts[i] == Verdict::unknown) {
+        const char * fault = smol_self_test(layout);
+        verdicts[i] = fault ? Verdict::wrong : Verdict::right;
+        if (fault) {
+            GGML_LOG_WARN("%s: packed layout %s is switched off: %s; please report this with what `smol doctor` prints\n",
                           __func__, layout->name, fault);
-            return false;
         }
     }
-    return true;
+    return verdicts[i] == Verdict::right;
 }
-
-thread_local const smol_layout * forced;
 
 // The layouts for a type and row length in order of preference, the last one takes any weights. Those that lose
 // accuracy or trade speed for memory are used only when they are named.
@@ -72,10 +64,8 @@ std::vector<const smol_layout *> candidates(ggml_type type, int64_t k) {
     if (forced) {
         return std::vector<const smol_layout *>(forced->type == type && k % forced->columns == 0 ? 1 : 0, forced);
     }
-    Choice & c = choice();
-    std::lock_guard<std::mutex> lock(c.mutex);
     std::vector<const smol_layout *> found;
-    if (!c.enabled) {
+    if (!preferences.enabled) {
         return found;
     }
     size_t n;
@@ -83,8 +73,9 @@ std::vector<const smol_layout *> candidates(ggml_type type, int64_t k) {
     for (const bool named : {true, false}) {
         for (size_t i = 0; i < n; i++) {
             const smol_layout * layout = all[i];
-            if (layout->type != type || k % layout->columns != 0 || (c.use[i] == Use::named) != named ||
-                (!named && layout->optional) || !usable(c, i, layout)) {
+            const Use use = preferences.of(i);
+            if (layout->type != type || k % layout->columns != 0 || use == Use::off || (use == Use::named) != named ||
+                (!named && layout->optional) || !works(i, layout)) {
                 continue;
             }
             found.push_back(layout);
@@ -118,7 +109,7 @@ bool upstream_packs(const ggml_tensor * op) {
 }
 
 const char * refusal(const ggml_tensor * weight, ggml_op op) {
-    if (!choice().enabled) {
+    if (!preferences.enabled) {
         return "packed layouts are off";
     }
     if (op == GGML_OP_GET_ROWS) {
@@ -313,28 +304,25 @@ void smol_load_weight(bool first, bool has_head) {
 
 smol_status smol_packing_set(const smol_packing * packing) {
     return smol_guard([&] {
-        Choice & c = choice();
-        std::lock_guard<std::mutex> lock(c.mutex);
+        Preferences next;
         size_t n;
         const smol_layout * const * all = smol_layouts(&n);
-        std::vector<Use> use(n, Use::normal);
+        next.enabled = packing->enabled;
+        next.use.resize(n, Use::normal);
         const auto mark = [&](const char * const * names, size_t count, Use as) {
             for (size_t j = 0; j < count; j++) {
                 size_t i = 0;
                 for (; i < n && strcmp(all[i]->name, names[j]); i++) {}
                 if (i == n) {
-                    throw std::runtime_error(std::string("there is no packed layout ") + names[j] + " on this CPU level");
+                    throw std::runtime_error(std::string("this CPU level has no packed layout ") + names[j]);
                 }
-                use[i] = as;
+                next.use[i] = as;
             }
         };
         mark(packing->named, packing->named_n, Use::named);
         mark(packing->off, packing->off_n, Use::off);
-        for (size_t i = 0; i < n; i++) {
-            // What has failed its test stays off.
-            c.use[i] = c.use[i] == Use::broken ? Use::broken : use[i];
-        }
-        c.enabled = packing->enabled;
+        preferences = std::move(next);
+        current.weights.clear();
         return SMOL_OK;
     });
 }

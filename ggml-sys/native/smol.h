@@ -79,7 +79,7 @@ enum smol_status smol_engine_set(const struct smol_engine * engine);
 
 // ---- packed weights --------------------------------------------------------------------------------------------------
 
-// Which layouts of smol_layouts() are used for models that are loaded from now on.
+// Which layouts of smol_layouts() are used for the models that the calling thread loads from now on.
 struct smol_packing {
     bool enabled;              // false: no weight is packed by the overlay
     const char * const * named; // layouts to prefer for their type, among them those that are used only when named

@@ -4,13 +4,21 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi::call;
+use crate::ffi::{self, call};
 use crate::graph_report::GraphCounter;
+use crate::layouts::LayoutOptions;
 use crate::observe::{self, ObserverGuard};
 use crate::options::{EngineOptions, LevelChoice, ReportTarget};
+
+/// The layouts of models whose builder does not say.
+static LAYOUTS: Mutex<Option<LayoutOptions>> = Mutex::new(None);
+
+pub(crate) fn layouts() -> LayoutOptions {
+    LAYOUTS.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
+}
 
 /// The engines of a process, in effect until this is dropped.
 ///
@@ -42,6 +50,10 @@ impl Engines {
                 .map_err(|e| Error::new(ErrorKind::Config, format!("cpu.level: {e}")))?;
         }
         call::init()?;
+        // For a model that upstream's code loads, on this thread; those of a ModelBuilder ask for the default.
+        ffi::layouts::choose(&options.layouts)
+            .map_err(|e| Error::new(ErrorKind::Config, format!("layouts: {}", e.message())))?;
+        *LAYOUTS.lock().unwrap_or_else(PoisonError::into_inner) = Some(options.layouts.clone());
         let wanted = &options.observe;
         let report = match &wanted.report {
             Some(target) => {

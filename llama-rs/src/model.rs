@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::RawModel;
 use crate::files::FileState;
+use crate::layouts::{LayoutSummary, WeightLayout};
 use crate::model_builder::ModelBuilder;
 use crate::vocab::Vocab;
 
@@ -39,6 +40,7 @@ pub(crate) struct Inner {
     pub(crate) path: PathBuf,
     pub(crate) metadata: Metadata,
     pub(crate) n_tensors: usize,
+    pub(crate) layouts: Vec<WeightLayout>,
     pub(crate) files: Vec<FileState>,
     pub(crate) fingerprint: u128,
     #[cfg(feature = "json-schema")]
@@ -92,6 +94,17 @@ impl Model {
             return Err(files_lost(&self.inner.path));
         }
         Ok(())
+    }
+
+    /// Returns what became of each matrix: packed, and how, or why not. A matrix that is used in two ways, as a head that
+    /// is tied to the embeddings, comes twice.
+    pub fn layouts(&self) -> &[WeightLayout] {
+        &self.inner.layouts
+    }
+
+    /// Returns the sum over [`layouts`](Self::layouts).
+    pub fn layout_summary(&self) -> LayoutSummary {
+        LayoutSummary::new(self.layouts())
     }
 
     /// Returns the path that the model was loaded from.

@@ -9,11 +9,13 @@ use smol_engine::machine::Memory;
 use smol_gguf::{Depth, Metadata, Value};
 
 use crate::cancel::CancelToken;
+use crate::engines;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi::call;
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
+use crate::ffi::{self, call};
 use crate::files::{FileState, ModelFiles, gguf_error};
+use crate::layouts::LayoutOptions;
 use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
 
@@ -77,6 +79,7 @@ pub struct ModelBuilder {
     mode: LoadMode,
     repack: bool,
     check_tensors: bool,
+    layouts: Option<LayoutOptions>,
     overrides: Vec<(String, MetadataOverride)>,
     progress: Option<ProgressFn>,
     cancel: Option<CancelToken>,
@@ -89,10 +92,18 @@ impl ModelBuilder {
             mode: LoadMode::Auto,
             repack: true,
             check_tensors: false,
+            layouts: None,
             overrides: Vec::new(),
             progress: None,
             cancel: None,
         }
+    }
+
+    /// Sets which matrices are packed and how; the default is what [`EngineOptions`](crate::EngineOptions) have, or
+    /// the fastest exact layout for each type.
+    pub fn layouts(mut self, layouts: LayoutOptions) -> Self {
+        self.layouts = Some(layouts);
+        self
     }
 
     /// Sets how weights get into memory.
@@ -163,19 +174,25 @@ impl ModelBuilder {
         self.check_cancelled()?;
         let fingerprint = files.fingerprint()?;
         let mode = self.effective_mode(files.len(), Memory::probe().usable())?;
+        let mut layouts = self.layouts.clone().unwrap_or_else(engines::layouts);
+        // A packed copy would not fit either.
+        let copies = self.mode != LoadMode::Auto || mode != RawLoadMode::Mmap;
+        layouts.enabled &= copies && self.repack;
         let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
         let mapping = mapped.then(|| Arc::new(MappingGuard::new(files.paths())));
         let guarded = mapping.clone();
         let raw = RawModel::load(LoadRequest {
             paths: files.c_paths()?,
             mode,
-            use_extra_bufts: self.repack,
+            use_extra_bufts: copies && self.repack,
             check_tensors: self.check_tensors,
+            layouts,
             overrides: self.overrides.into_iter().map(|(key, value)| (key, value.into())).collect(),
             progress: self.progress,
             cancel: self.cancel,
             before_reading: guarded.map(|mapping| Box::new(move || mapping.refresh()) as _),
         })?;
+        let layouts = ffi::layouts::of_last_load();
         let n_tensors = files.shards().tensors().count();
         let files = files.into_states();
         files.iter().try_for_each(FileState::check_unchanged)?;
@@ -192,6 +209,7 @@ impl ModelBuilder {
             path: self.path,
             metadata,
             n_tensors,
+            layouts,
             files,
             fingerprint,
             #[cfg(feature = "json-schema")]
@@ -317,6 +335,7 @@ impl fmt::Debug for ModelBuilder {
             .field("mode", &self.mode)
             .field("repack", &self.repack)
             .field("check_tensors", &self.check_tensors)
+            .field("layouts", &self.layouts)
             .field("overrides", &self.overrides)
             .finish_non_exhaustive()
     }

@@ -11,6 +11,7 @@ use super::call;
 use super::panics;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
+use crate::layouts::LayoutOptions;
 
 /// Told the fraction that is loaded; asked whether to go on.
 pub(crate) type ProgressFn = Box<dyn FnMut(f32) -> ControlFlow<()> + Send>;
@@ -38,6 +39,7 @@ pub(crate) struct LoadRequest {
     pub(crate) mode: RawLoadMode,
     pub(crate) use_extra_bufts: bool,
     pub(crate) check_tensors: bool,
+    pub(crate) layouts: LayoutOptions,
     pub(crate) overrides: Vec<(String, RawOverride)>,
     pub(crate) progress: Option<ProgressFn>,
     pub(crate) cancel: Option<CancelToken>,
@@ -98,6 +100,7 @@ impl RawModel {
     /// Loads a model whose files have been validated.
     pub(crate) fn load(request: LoadRequest) -> Result<Self> {
         call::init()?;
+        super::layouts::choose(&request.layouts)?;
         let overrides = encode_overrides(&request.overrides)?;
         let mut paths: Vec<_> = request.paths.iter().map(|path| path.as_ptr()).collect();
         let mut progress = Progress {

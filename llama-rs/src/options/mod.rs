@@ -12,6 +12,7 @@ use serde::de::{Deserializer, Error as _};
 
 use crate::engines::Engines;
 use crate::error::{Error, ErrorKind, Result};
+use crate::layouts::LayoutOptions;
 use crate::op::Op;
 
 /// A configuration file is text written by hand; anything larger is another kind of file.
@@ -45,6 +46,8 @@ const MAX_FILE_SIZE: u64 = 1 << 20;
 pub struct EngineOptions {
     /// `[cpu]`: the code that computes.
     pub cpu: CpuOptions,
+    /// `[layouts]`: how weights are packed at load.
+    pub layouts: LayoutOptions,
     /// `[observe]`: a report on what was computed.
     pub observe: ObserveOptions,
 }
