@@ -1,0 +1,144 @@
+// Weights -1..2 in fields of 2 bits with one scale for BLOCK of them, and activations whose blocks are as long: packing,
+// reference and kernels, for every type that fits these fields.
+//
+// A group has k / BLOCK blocks, each: ROWS half scales; then for s = 0..BLOCK / 16 and each row 4 bytes, where bits
+// 2j..2j+2 of byte i are weight 16 s + 4 j + i, plus one.
+#pragma once
+
+#include "layouts.h"
+#include "simd.h"
+
+namespace smol {
+
+// Act: float d, int32_t minus_sum, int8_t q[BLOCK].
+template <int BLOCK, class Act> struct TwoBit {
+    static constexpr size_t BYTES = ROWS * (2 + BLOCK / 4);
+
+#if SMOL_AVX512 || SMOL_DOTPROD
+    static constexpr int SUMS = 16, SPAN = BLOCK; // what fits the registers; the weights that a Dot takes at most
+#else
+    static constexpr int SUMS = 8, SPAN = BLOCK < 128 ? BLOCK : 128;
+#endif
+
+    static size_t group_bytes(int64_t k) { return size_t(k / BLOCK) * BYTES; }
+
+    static uint8_t * block(int64_t b, void * group) { return static_cast<uint8_t *>(group) + b * BYTES; }
+
+    // For a block that is zero; weight(i) is -1..2.
+    template <class Weight> static void pack_block(uint8_t * block, int64_t row, uint16_t scale, const Weight & weight) {
+        memcpy(block + 2 * row, &scale, 2);
+        for (int i = 0; i < BLOCK; i++) {
+            block[2 * ROWS + i / 16 * 4 * ROWS + 4 * row + i % 4] |= uint8_t((weight(i) + 1) << i % 16 / 4 * 2);
+        }
+    }
+
+    static int weight(const uint8_t * block, int64_t row, int i) { // -1..2
+        return (block[2 * ROWS + i / 16 * 4 * ROWS + 4 * row + i % 4] >> i % 16 / 4 * 2 & 3) - 1;
+    }
+
+    static void unpack_row(int64_t k, const void * group, int64_t row, float * out) {
+        const auto * block = static_cast<const uint8_t *>(group);
+        for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
+            const float d = half_to_float(load_half(block + 2 * row));
+            for (int i = 0; i < BLOCK; i++) {
+                *out++ = float(weight(block, row, i)) * d;
+            }
+        }
+    }
+
+    static void reference(int64_t k, const void * group, int64_t groups, const void * activation, float * out) {
+        const auto * act = static_cast<const Act *>(activation);
+        for (int64_t row = 0; row < groups * ROWS; row++) {
+            const uint8_t * block = static_cast<const uint8_t *>(group) + row / ROWS * group_bytes(k);
+            float sum = 0;
+            for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
+                int32_t dot = 0;
+                for (int i = 0; i < BLOCK; i++) {
+                    dot += weight(block, row % ROWS, i) * act[b].q[i];
+                }
+                const float d = half_to_float(load_half(block + 2 * (row % ROWS)));
+                sum = fused(d * act[b].d, float(dot), sum);
+            }
+            out[row] = sum;
+        }
+    }
+
+    // One group with N activation rows. 16 weights of LANES rows: 4 products, 4 ands, 3 shifts, a load.
+    template <int N>
+    static void tile(int64_t k, const uint8_t * block, const void * const * activations, float * const * out) {
+        // All vectors of a group at a time where their sums fit the registers.
+        constexpr int TOGETHER = N * VECTORS <= SUMS ? VECTORS : 1;
+        // Enough sums that one product does not wait for the one before.
+        constexpr int CHAINS = N * TOGETHER == 1 ? 4 : N * TOGETHER == 2 ? 2 : 1;
+        const Act * act[N];
+        Floats sum[N][VECTORS];
+        for (int n = 0; n < N; n++) {
+            act[n] = static_cast<const Act *>(activations[n]);
+            for (int v = 0; v < VECTORS; v++) {
+                sum[n][v] = set_floats(0);
+            }
+        }
+        for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
+            for (int first = 0; first < VECTORS; first += TOGETHER) {
+                Ints dot[TOGETHER][N];
+                for (int v = 0; v < TOGETHER; v++) {
+                    for (int n = 0; n < N; n++) {
+                        dot[v][n] = set_ints(act[n][b].minus_sum);
+                    }
+                }
+                const uint8_t * bytes = block + 2 * ROWS + 4 * LANES * first;
+                for (int s = 0; s < BLOCK / 16;) {
+                    Dot part[TOGETHER][N][CHAINS];
+                    for (int end = s + SPAN / 16; s < end; s++, bytes += 4 * ROWS) {
+                        Acts acts[N];
+                        for (int n = 0; n < N; n++) {
+                            acts[n] = load_acts(act[n][b].q + 16 * s);
+                        }
+                        for (int v = 0; v < TOGETHER; v++) {
+                            const Fields w(load_bytes(bytes + 4 * LANES * v));
+                            for (int n = 0; n < N; n++) {
+                                part[v][n][0 % CHAINS].template add<0>(w.field[0], acts[n]);
+                                part[v][n][1 % CHAINS].template add<1>(w.field[1], acts[n]);
+                                part[v][n][2 % CHAINS].template add<2>(w.field[2], acts[n]);
+                                part[v][n][3 % CHAINS].template add<3>(w.field[3], acts[n]);
+                            }
+                        }
+                    }
+                    for (int v = 0; v < TOGETHER; v++) {
+                        for (int n = 0; n < N; n++) {
+                            for (int c = 0; c < CHAINS; c++) {
+                                dot[v][n] = add_ints(dot[v][n], part[v][n][c].sum());
+                            }
+                        }
+                    }
+                }
+                for (int v = 0; v < TOGETHER; v++) {
+                    const Floats d = load_halves(block + 2 * LANES * (first + v));
+                    for (int n = 0; n < N; n++) {
+                        Floats & total = sum[n][first + v];
+                        total = fused(multiply(d, set_floats(act[n][b].d)), to_floats(dot[v][n]), total);
+                    }
+                }
+            }
+        }
+        for (int n = 0; n < N; n++) {
+            for (int v = 0; v < VECTORS; v++) {
+                store(out[n] + LANES * v, sum[n][v]);
+            }
+        }
+    }
+
+    static void gemv(int64_t k, const void * group, int64_t groups, const void * activation, float * out) {
+        const auto * bytes = static_cast<const uint8_t *>(group);
+        for (int64_t g = 0; g < groups; g++, bytes += group_bytes(k), out += ROWS) {
+            tile<1>(k, bytes, &activation, &out);
+        }
+    }
+
+    static void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
+        const auto * bytes = static_cast<const uint8_t *>(group);
+        tiles<tile<8>, tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
+    }
+};
+
+} // namespace smol
