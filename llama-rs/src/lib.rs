@@ -19,6 +19,7 @@ mod files;
 pub mod generation;
 pub mod grammar;
 mod graph_report;
+pub mod kernels;
 mod kv;
 pub mod log;
 pub mod loops;

@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::catalogue::Catalogue;
 use crate::commands::{
-    bench, chat, completions, doctor, inspect, models, perplexity, pull, run, tokenize,
+    bench, chat, completions, doctor, inspect, kernels, models, perplexity, pull, run, tokenize,
 };
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -55,6 +55,7 @@ enum Command {
     Perplexity(perplexity::Args),
     Bench(bench::Args),
     Inspect(inspect::Args),
+    Kernels(kernels::Args),
     Tokenize(tokenize::Args),
     Pull(pull::Args),
     Models(models::Args),
@@ -78,6 +79,7 @@ pub fn run() -> Result<ExitCode> {
         Command::Perplexity(args) => perplexity::run(&args, &global),
         Command::Bench(args) => bench::run(&args, &global),
         Command::Inspect(args) => inspect::run(&args, &global),
+        Command::Kernels(args) => kernels::run(&args),
         Command::Tokenize(args) => tokenize::run(&args, &global),
         Command::Pull(args) => pull::run(&args, &global),
         Command::Models(args) => models::run(&args, &global),

@@ -5,12 +5,13 @@ mod common;
 use common::{output, smol};
 use std::process::{Command, Stdio};
 
-const COMMANDS: [&str; 10] = [
+const COMMANDS: [&str; 11] = [
     "run",
     "chat",
     "perplexity",
     "bench",
     "inspect",
+    "kernels",
     "tokenize",
     "pull",
     "models",

@@ -9,6 +9,7 @@ pub(crate) mod engine;
 #[cfg(feature = "tools")]
 pub(crate) mod exit;
 pub(crate) mod grammar;
+pub(crate) mod kernels;
 pub(crate) mod log;
 pub(crate) mod mapping;
 pub(crate) mod model;

@@ -5,6 +5,7 @@ pub mod chat;
 pub mod completions;
 pub mod doctor;
 pub mod inspect;
+pub mod kernels;
 pub mod models;
 pub mod perplexity;
 pub mod pull;

@@ -14,6 +14,7 @@ mod features;
 mod files;
 mod memory;
 mod process;
+mod speed;
 
 #[cfg(target_vendor = "apple")]
 mod apple;
@@ -22,6 +23,7 @@ pub use cpu::{Cluster, Cpu, LogicalCpu};
 pub use features::cpu_features;
 pub use memory::Memory;
 pub use process::{bytes_read_from_disk, peak_rss};
+pub use speed::{clock_hz, read_bandwidth};
 
 /// The CPU and memory of the running machine, as this process may use them.
 #[derive(Debug, Clone, PartialEq)]
