@@ -117,7 +117,7 @@ impl RawLayout {
 
     /// Number of the weights' type.
     pub(crate) fn weight_type(self) -> u32 {
-        self.0.type_ as u32
+        self.0.type_
     }
 
     pub(crate) fn rows(self) -> usize {
@@ -445,8 +445,9 @@ pub(crate) mod faulty {
         let layout = layouts().expect("layouts")[0];
         // SAFETY: the arguments are the layout's own.
         unsafe { function!(layout.0, gemv)(k, group, groups, activation, out) };
-        // SAFETY: there is at least one row.
-        unsafe { *out = f32::from_bits((*out).to_bits() ^ 1) };
+        // SAFETY: there is at least one row, and nobody else writes it.
+        let first = unsafe { &mut *out };
+        *first = f32::from_bits(first.to_bits() ^ 1);
     }
 
     unsafe extern "C" fn long_gemv(
@@ -459,9 +460,9 @@ pub(crate) mod faulty {
         let layout = layouts().expect("layouts")[0];
         // SAFETY: the arguments are the layout's own.
         unsafe { function!(layout.0, gemv)(k, group, groups, activation, out) };
-        let end = groups as usize * layout.rows();
+        let behind = out.wrapping_add(groups as usize * layout.rows());
         // SAFETY: the margin of the output.
-        unsafe { *out.add(end) = 0.0 };
+        unsafe { *behind = 0.0 };
     }
 
     unsafe extern "C" fn lazy_gemm(

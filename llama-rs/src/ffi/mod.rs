@@ -10,6 +10,7 @@ pub(crate) mod engine;
 pub(crate) mod exit;
 pub(crate) mod grammar;
 pub(crate) mod kernels;
+pub(crate) mod layouts;
 pub(crate) mod log;
 pub(crate) mod mapping;
 pub(crate) mod model;

@@ -152,9 +152,11 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn layout(&mut self, layout: Layout) -> Result<LayoutReport> {
         self.bar.set_message(format!("{}: results", layout.name()));
-        let mut options = CheckOptions::default();
-        options.threads = self.threads;
-        options.cancel = self.cancel.clone();
+        let options = CheckOptions {
+            threads: self.threads,
+            cancel: self.cancel.clone(),
+            ..CheckOptions::default()
+        };
         let mut report = LayoutReport::new(layout, kernels::check(layout, &options)?);
         self.bar.inc(1);
         if self.args.quick {
@@ -190,10 +192,11 @@ impl Bench<'_> {
             Some(used) => Operation::experts(tokens, used, 1),
             None => Operation::product(tokens),
         };
-        let mut options = MeasureOptions::default();
-        options.threads = self.threads;
-        options.time = Duration::from_secs_f64(self.args.time);
-        options.cancel = self.cancel.clone();
+        let options = MeasureOptions {
+            threads: self.threads,
+            time: Duration::from_secs_f64(self.args.time),
+            cancel: self.cancel.clone(),
+        };
         let mut tokens = 1;
         if prompt {
             let most = if used.is_some() { EXPERT_TOKENS } else { self.args.columns as usize };

@@ -71,8 +71,10 @@ pub struct Speed {
     pub median_s: f64,
     pub stock_best_s: f64,
     pub stock_median_s: f64,
-    /// How many times as fast as stock: the median of neighbouring samples.
+    /// How many times as fast as stock, by the best samples.
     pub ratio: f64,
+    /// Median of neighbouring samples.
+    pub median_ratio: f64,
     /// Products of a weight and an activation, in 10^9 a second, of the best sample.
     pub gweights_s: f64,
     pub stock_gweights_s: f64,
@@ -141,10 +143,10 @@ impl Report {
                 speeds,
             ));
             text.push_str(
-                "\nGw/s: 10^9 weights times activations a second, the best of several samples; of memory: GB/s as a part \
-                 of\nthe speed at which a block of that size is read; stock: how llama.cpp keeps such weights itself; \
-                 ratio: median of\nneighbouring samples, over 1 the layout is faster; error: largest difference to \
-                 stock's result over its root mean square\n",
+                "\nGw/s: 10^9 weights times activations a second, the best of several samples; of memory: GB/s as a \
+                 part of the\nspeed at which a block of that size is read; stock: how llama.cpp keeps such weights \
+                 itself, and its Gw/s; ratio:\nbest over best, above 1 the layout is faster; error: largest difference \
+                 to stock's result over its root mean square\n",
             );
         }
         text
@@ -263,6 +265,7 @@ impl Speed {
             stock_best_s,
             stock_median_s: measured.stock.median.as_secs_f64(),
             ratio: measured.ratio,
+            median_ratio: measured.median_ratio,
             gweights_s: rate(measured.products as f64, best_s),
             stock_gweights_s: rate(measured.products as f64, stock_best_s),
             bytes: bandwidth.map(|_| bytes),
