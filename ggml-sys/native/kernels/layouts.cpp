@@ -11,6 +11,7 @@ const smol_layout * const * smol_layouts(size_t * n) {
         &smol::q1_0_lookup,
         &smol::q1_0,
 #endif
+        &smol::q1_0_affine,
         &smol::tq1_0,
         &smol::tq2_0,
         &smol::q2_0,

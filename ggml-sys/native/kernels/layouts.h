@@ -6,6 +6,7 @@
 namespace smol {
 
 extern const smol_layout q1_0_lookup;
+extern const smol_layout q1_0_affine;
 extern const smol_layout q1_0;
 extern const smol_layout tq1_0;
 extern const smol_layout tq2_0;

@@ -90,7 +90,8 @@ inline Ints multiply_small(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 
 inline Floats set_floats(float x) { return _mm512_set1_ps(x); }
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
-inline Floats load_halves(const void * p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p)); }
+// The form with a mask, as GCC 12 warns of an uninitialised value in the other.
+inline Floats load_halves(const void * p) { return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i *) p)); }
 inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline void store(float * p, Floats a) { _mm512_storeu_ps(p, a); }
