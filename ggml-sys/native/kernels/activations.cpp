@@ -74,7 +74,7 @@ template <int n> Range range(const float * x) {
 #endif
 }
 
-#if SMOL_AVX512 || SMOL_AVX2 || SMOL_SSE
+#if SMOL_AVX2 || SMOL_SSE
 inline __m128i round4(const float * x, __m128 scale) {
     return _mm_cvtps_epi32(_mm_mul_ps(_mm_loadu_ps(x), scale));
 }

@@ -205,15 +205,16 @@ template <int N> void tile(int64_t k, const uint8_t * block, const void * const 
                         return;
                     }
 #endif
-                    Dot dot[N][TOGETHER];
+                    Fields w[TOGETHER];
                     for (int t = 0; t < TOGETHER; t++) {
-                        const Fields w(load_bytes(fields + 4 * ROWS * s + 4 * LANES * t));
-                        for (int n = 0; n < N; n++) {
-                            add_fields(dot[n][t], w, load_acts(act[n][b].q + 16 * s));
-                        }
+                        w[t] = Fields(load_bytes(fields + 4 * ROWS * s + 4 * LANES * t));
                     }
                     for (int n = 0; n < N; n++) {
-                        add_scaled(dots[n], dot[n], scales, j);
+                        Dot dot[TOGETHER];
+                        for (int t = 0; t < TOGETHER; t++) {
+                            add_fields(dot[t], w[t], load_acts(act[n][b].q + 16 * s));
+                        }
+                        add_scaled(dots[n], dot, scales, j);
                     }
                 });
             }
