@@ -68,6 +68,14 @@ for cpu in $cpus; do
     esac || fail "not the best level of $cpu: $level"
 done
 
+say "packed layouts on every level"
+for cpu in $cpus; do
+    echo "$cpu"
+    qemu-aarch64-static -cpu "$cpu" "$out/smol" kernels --quick || fail "a layout is wrong on $cpu"
+done
+# The level between, which is no CPU's best.
+qemu-aarch64-static -cpu max "$out/smol" kernels --quick --isa armv8.2-a+dotprod || fail "a layout is wrong"
+
 say "upstream's tools, with and without the engines"
 work=$CARGO_TARGET_DIR/tools
 mkdir -p "$work"
@@ -107,7 +115,7 @@ say "tests"
 variable=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<< $target)
 # Those that depend on how fast a machine is, or are too slow under qemu, run on real machines only.
 tests=(--release --target $target -p ggml-sys -p smol-engine -p llama-rs --features llama-rs/tools,llama-rs/multi-level)
-quick=(--lib --test registry --test thread_stack --test observe --test worker --test sampler_upstream)
+quick=(--lib --test registry --test thread_stack --test kernels --test observe --test worker --test sampler_upstream)
 for cpu in $cpus; do
     say "tests on $cpu"
     export "${variable}_RUNNER=/usr/bin/qemu-aarch64-static -cpu $cpu"
