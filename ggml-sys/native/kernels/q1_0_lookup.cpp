@@ -8,25 +8,31 @@ size_t tables_bytes(int64_t k) {
     return size_t(k / 32) * sizeof(Tables32);
 }
 
-// The tables of 4 activations.
+// The tables of 32 activations.
 #if SMOL_NEON
-void make_tables(const int8_t * q, uint8_t (*out)[16]) {
-    static const int16_t sign[3][8] = {
-        {-1, 1, -1, 1, -1, 1, -1, 1}, {-1, -1, 1, 1, -1, -1, 1, 1}, {-1, -1, -1, -1, 1, 1, 1, 1}};
-    int32_t four;
-    memcpy(&four, q, 4);
-    const int16x4_t a = vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))));
-    int16x8_t three = vmulq_lane_s16(vld1q_s16(sign[0]), a, 0);
-    three = vmlaq_lane_s16(three, vld1q_s16(sign[1]), a, 1);
-    three = vmlaq_lane_s16(three, vld1q_s16(sign[2]), a, 2);
-    const int16x8_t last = vdupq_lane_s16(a, 3);
+template <int quad> void make_tables(int16x8_t a, const int16x8_t * sign, uint8_t (*out)[16]) {
+    int16x8_t three = vmulq_laneq_s16(sign[0], a, 4 * quad);
+    three = vmlaq_laneq_s16(three, sign[1], a, 4 * quad + 1);
+    three = vmlaq_laneq_s16(three, sign[2], a, 4 * quad + 2);
+    const int16x8_t last = vdupq_laneq_s16(a, 4 * quad + 3);
     const int16x8_t e0 = vsubq_s16(three, last), e1 = vaddq_s16(three, last);
     const uint8x16_t bytes = vuzp1q_u8(vreinterpretq_u8_s16(e0), vreinterpretq_u8_s16(e1));
     vst1q_u8(out[0], vandq_u8(bytes, vdupq_n_u8(31)));
     vst1q_u8(out[1], vreinterpretq_u8_s8(vshrn_high_n_s16(vshrn_n_s16(e0, 5), e1, 5)));
 }
+
+void make_tables(const int8_t * q, uint8_t (*out)[2][16]) {
+    static const int16_t signs[3][8] = {
+        {-1, 1, -1, 1, -1, 1, -1, 1}, {-1, -1, 1, 1, -1, -1, 1, 1}, {-1, -1, -1, -1, 1, 1, 1, 1}};
+    const int16x8_t sign[3] = {vld1q_s16(signs[0]), vld1q_s16(signs[1]), vld1q_s16(signs[2])};
+    for (int i = 0; i < 32; i += 8) {
+        const int16x8_t a = vmovl_s8(vld1_s8(q + i));
+        make_tables<0>(a, sign, out[i / 4]);
+        make_tables<1>(a, sign, out[i / 4 + 1]);
+    }
+}
 #elif SMOL_AVX512 || SMOL_AVX2 || SMOL_SSE
-void make_tables(const int8_t * q, uint8_t (*out)[16]) {
+inline void make_quad(const int8_t * q, uint8_t (*out)[16]) {
     // The instruction that adds products of pairs wants one unsigned factor: q + 128, which adds 128 times the signs.
     constexpr int16_t PP = 0x0101, NP = int16_t(0xff01), PN = 0x01ff, NN = int16_t(0xffff); // lower byte last
     const auto sum = [](int ones) { return int16_t(BIAS - 128 * (2 * ones - 4)); };
@@ -46,28 +52,37 @@ void make_tables(const int8_t * q, uint8_t (*out)[16]) {
     put(out[0], _mm_packus_epi16(_mm_and_si128(e0, mask), _mm_and_si128(e1, mask)));
     put(out[1], _mm_packus_epi16(_mm_srli_epi16(e0, 5), _mm_srli_epi16(e1, 5)));
 }
+
+void make_tables(const int8_t * q, uint8_t (*out)[2][16]) {
+    for (int quad = 0; quad < 8; quad++) {
+        make_quad(q + 4 * quad, out[quad]);
+    }
+}
 #else
-void make_tables(const int8_t * q, uint8_t (*out)[16]) {
-    for (int m = 0; m < 16; m++) {
-        int entry = BIAS;
-        for (int i = 0; i < 4; i++) {
-            entry += m >> i & 1 ? q[i] : -q[i];
+void make_tables(const int8_t * q, uint8_t (*out)[2][16]) {
+    for (int quad = 0; quad < 8; quad++, q += 4) {
+        for (int m = 0; m < 16; m++) {
+            int entry = BIAS;
+            for (int i = 0; i < 4; i++) {
+                entry += m >> i & 1 ? q[i] : -q[i];
+            }
+            out[quad][0][m] = uint8_t(entry & 31);
+            out[quad][1][m] = uint8_t(entry >> 5);
         }
-        out[0][m] = uint8_t(entry & 31);
-        out[1][m] = uint8_t(entry >> 5);
     }
 }
 #endif
 
 void prepare_tables(int64_t k, const float * x, void * out) {
     auto * tables = static_cast<Tables32 *>(out);
-    for (int64_t b = 0; b < k / 32; b++, tables++) {
-        Act32 act;
-        act32.prepare(32, x + 32 * b, &act);
-        tables->d = act.d;
-        memset(tables->unused, 0, sizeof tables->unused);
-        for (int quad = 0; quad < 8; quad++) {
-            make_tables(act.q + 4 * quad, tables->low_high[quad]);
+    for (int64_t b = 0; b < k / 128; b++, x += 128) {
+        Act32 acts[4];
+        act32.prepare(128, x, acts);
+        for (const Act32 & act : acts) {
+            make_tables(act.q, tables->low_high);
+            tables->d = act.d;
+            memset(tables->unused, 0, sizeof tables->unused);
+            tables++;
         }
     }
 }
