@@ -63,11 +63,25 @@ template <int BLOCK, class Act> struct TwoBit {
         }
     }
 
+    template <int j, int V, int N, int C> static void add(Dot (&part)[V][N][C], const Fields (&w)[V], const Acts (&acts)[N]) {
+        for (int v = 0; v < V; v++) {
+            for (int n = 0; n < N; n++) {
+                part[v][n][j % C].template add<j>(w[v].field[j], acts[n]);
+            }
+        }
+    }
+
     // One group with N activation rows. 16 weights of LANES rows: 4 products, 4 ands, 3 shifts, a load.
     template <int N>
     static void tile(int64_t k, const uint8_t * block, const void * const * activations, float * const * out) {
         // All vectors of a group at a time where their sums fit the registers.
         constexpr int TOGETHER = N * VECTORS <= SUMS ? VECTORS : 1;
+        // Field by field where there are registers for all: a product does not wait for its field, or for the last sum.
+#if SMOL_NEON
+        constexpr bool BY_FIELD = true;
+#else
+        constexpr bool BY_FIELD = TOGETHER > 1 || N < 8;
+#endif
         // Enough sums that one product does not wait for the one before.
         constexpr int CHAINS = N * TOGETHER == 1 ? 4 : N * TOGETHER == 2 ? 2 : 1;
         const Act * act[N];
@@ -94,13 +108,21 @@ template <int BLOCK, class Act> struct TwoBit {
                         for (int n = 0; n < N; n++) {
                             acts[n] = load_acts(act[n][b].q + 16 * s);
                         }
+                        Fields w[TOGETHER];
                         for (int v = 0; v < TOGETHER; v++) {
-                            const Fields w(load_bytes(bytes + 4 * LANES * v));
+                            w[v] = Fields(load_bytes(bytes + 4 * LANES * v));
+                        }
+                        if constexpr (BY_FIELD) {
+                            add<0>(part, w, acts);
+                            add<1>(part, w, acts);
+                            add<2>(part, w, acts);
+                            add<3>(part, w, acts);
+                        } else {
                             for (int n = 0; n < N; n++) {
-                                part[v][n][0 % CHAINS].template add<0>(w.field[0], acts[n]);
-                                part[v][n][1 % CHAINS].template add<1>(w.field[1], acts[n]);
-                                part[v][n][2 % CHAINS].template add<2>(w.field[2], acts[n]);
-                                part[v][n][3 % CHAINS].template add<3>(w.field[3], acts[n]);
+                                part[0][n][0].template add<0>(w[0].field[0], acts[n]);
+                                part[0][n][0].template add<1>(w[0].field[1], acts[n]);
+                                part[0][n][0].template add<2>(w[0].field[2], acts[n]);
+                                part[0][n][0].template add<3>(w[0].field[3], acts[n]);
                             }
                         }
                     }
