@@ -1,9 +1,12 @@
 //! Loads a model with a progress bar and Ctrl-C.
 
+use super::layouts::layout_line;
+use crate::failure::notice;
 use crate::progress;
 use crate::units::bytes;
 use smol_engine::machine::Memory;
-use smolmaxxing::{CancelToken, Error, ErrorKind, LoadMode, Model, Result};
+use smolmaxxing::{CancelToken, Error, ErrorKind, LayoutOptions, LoadMode, Model, Result};
+use std::io::{self, IsTerminal as _};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -11,8 +14,8 @@ use std::path::Path;
 /// fails, without a word.
 const MIN_MEMORY: u64 = 24 << 20;
 
-/// Loads the model's weights; `cancel` stops it.
-pub fn load_model(path: &Path, cancel: &CancelToken) -> Result<Model> {
+/// Loads the model's weights, and tells a person how they are packed; `cancel` stops it.
+pub fn load_model(path: &Path, layouts: &LayoutOptions, cancel: &CancelToken) -> Result<Model> {
     check_memory(path)?;
     let bar = progress::steps("loading", 100);
     let shown = bar.clone();
@@ -21,9 +24,15 @@ pub fn load_model(path: &Path, cancel: &CancelToken) -> Result<Model> {
             shown.set_position((fraction * 100.0) as u64);
             ControlFlow::Continue(())
         })
+        .layouts(layouts.clone())
         .cancel(cancel)
         .load();
     bar.finish_and_clear();
+    if let Ok(model) = &model
+        && io::stderr().is_terminal()
+    {
+        notice(layout_line(&model.layout_summary()));
+    }
     model
 }
 

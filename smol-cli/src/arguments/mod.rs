@@ -1,11 +1,13 @@
 //! Arguments that several commands share, and what is made of them.
 
 mod compute;
+mod layouts;
 mod load;
 mod prompt;
 mod sampling;
 
 pub use compute::{ComputeArgs, clamped_threads};
+pub use layouts::{LayoutArgs, LayoutReport};
 pub use load::{bits_per_weight, load_model, load_vocabulary};
 pub use prompt::{MAX_TEXT, PromptArgs, read_text};
 pub use sampling::{GrammarArgs, SamplingArgs};

@@ -1,6 +1,6 @@
 //! `smol perplexity`: how well a model predicts a text.
 
-use crate::arguments::{clamped_threads, load_model, read_text};
+use crate::arguments::{LayoutArgs, LayoutReport, clamped_threads, load_model, read_text};
 use crate::cli::Global;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -23,6 +23,8 @@ use std::process::ExitCode;
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
+    #[command(flatten)]
+    layouts: LayoutArgs,
     /// Text to predict
     #[arg(short, long, value_name = "TEXT")]
     file: PathBuf,
@@ -47,6 +49,7 @@ struct Report {
     scored_tokens: usize,
     scored_bytes: usize,
     chunks: usize,
+    layouts: LayoutReport,
 }
 
 /// Measures and prints the perplexity.
@@ -59,7 +62,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let model = load_model(&path, &cancel)?;
+    let model = load_model(&path, &args.layouts.layouts, &cancel)?;
     let options = PerplexityOptions {
         chunk: args.ctx as usize,
         threads: Some(threads as usize),
@@ -75,11 +78,11 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         ControlFlow::Continue(())
     });
     bar.finish_and_clear();
-    print(args, &result?)?;
+    print(args, &result?, LayoutReport::from(&model.layout_summary()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(args: &Args, result: &Perplexity) -> Result<()> {
+fn print(args: &Args, result: &Perplexity, layouts: LayoutReport) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if !args.json {
         writeln!(
@@ -101,6 +104,7 @@ fn print(args: &Args, result: &Perplexity) -> Result<()> {
         scored_tokens: result.scored_tokens,
         scored_bytes: result.scored_bytes,
         chunks: result.chunks,
+        layouts,
     };
     serde_json::to_writer(&mut out, &report)?;
     writeln!(out)?;

@@ -1,7 +1,8 @@
 //! `smol run`: answers one prompt.
 
 use crate::arguments::{
-    ComputeArgs, GrammarArgs, PromptArgs, SamplingArgs, bits_per_weight, load_model,
+    ComputeArgs, GrammarArgs, LayoutArgs, LayoutReport, PromptArgs, SamplingArgs, bits_per_weight,
+    load_model,
 };
 use crate::cli::Global;
 use crate::failure::notice;
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
+    #[command(flatten)]
+    layouts: LayoutArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Most tokens of the answer [default: until its end, or until the context is full]
@@ -54,6 +57,7 @@ struct Report {
     generation_tps: f64,
     load_s: f64,
     peak_rss_mb: Option<f64>,
+    layouts: Option<LayoutReport>,
 }
 
 struct Outcome {
@@ -61,6 +65,7 @@ struct Outcome {
     finish: Finish,
     stats: Stats,
     load: Duration,
+    layouts: Option<LayoutReport>,
 }
 
 /// Answers the prompt on standard output.
@@ -72,7 +77,9 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     interrupt::cancel_on_ctrl_c(&cancel)?;
 
     let start = Instant::now();
-    let session = load_model(&path, &cancel).and_then(|model| {
+    let mut layouts = None;
+    let session = load_model(&path, &args.layouts.layouts, &cancel).and_then(|model| {
+        layouts = Some(LayoutReport::from(&model.layout_summary()));
         let mut sampler = args.sampling.builder(bits_per_weight(&model));
         if let Some(grammar) = grammar {
             sampler = sampler.grammar(grammar);
@@ -82,12 +89,13 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     });
     let load = start.elapsed();
     let outcome = match session {
-        Ok(session) => answer(args, session, prompt, load, &cancel)?,
+        Ok(session) => Outcome { load, layouts, ..answer(args, session, prompt, &cancel)? },
         Err(error) if error.is_cancelled() => Outcome {
             text: String::new(),
             finish: Finish::Cancelled,
             stats: Stats::default(),
             load,
+            layouts,
         },
         Err(error) => return Err(error.into()),
     };
@@ -98,7 +106,6 @@ fn answer(
     args: &Args,
     mut session: Session,
     prompt: String,
-    load: Duration,
     cancel: &CancelToken,
 ) -> Result<Outcome> {
     let generate = GenerateOptions {
@@ -127,7 +134,7 @@ fn answer(
         out.write_all(piece.as_bytes())?;
         out.flush()
     })?;
-    Ok(Outcome { text, finish, stats, load })
+    Ok(Outcome { text, finish, stats, load: Duration::ZERO, layouts: None })
 }
 
 /// Gives each piece of text to `write` as it comes.
@@ -146,7 +153,7 @@ pub fn stream(
 
 /// Prints what comes after the text.
 fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
-    let Outcome { text, finish, stats, load } = outcome;
+    let Outcome { text, finish, stats, load, layouts } = outcome;
     let mut out = io::stdout().lock();
     if args.json {
         let report = Report {
@@ -159,6 +166,7 @@ fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
             generation_tps: rounded(stats.generation_tps()),
             load_s: rounded(load.as_secs_f64()),
             peak_rss_mb: peak_rss().map(|bytes| rounded(bytes as f64 / 1e6)),
+            layouts,
         };
         serde_json::to_writer(&mut out, &report)?;
         writeln!(out)?;

@@ -3,7 +3,7 @@
 mod clock;
 mod report;
 
-use crate::arguments::{clamped_threads, load_model};
+use crate::arguments::{LayoutArgs, clamped_threads, load_model};
 use crate::cli::Global;
 use crate::interrupt;
 use crate::model::ModelArg;
@@ -24,6 +24,8 @@ use std::time::{Instant, SystemTime};
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
+    #[command(flatten)]
+    layouts: LayoutArgs,
     /// Lengths of prompts; 0 leaves the test out
     #[arg(short = 'p', long, value_name = "TOKENS", value_delimiter = ',', default_value = "512",
         value_parser = clap::value_parser!(u32).range(..=1 << 20))]
@@ -78,7 +80,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
     let start = Instant::now();
-    let model = load_model(&path, &cancel)?;
+    let model = load_model(&path, &args.layouts.layouts, &cancel)?;
     let load = start.elapsed();
 
     let repetitions = u64::from(args.repetitions);

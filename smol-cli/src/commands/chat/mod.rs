@@ -3,7 +3,7 @@
 mod input;
 mod transcript;
 
-use crate::arguments::{ComputeArgs, SamplingArgs, bits_per_weight, load_model};
+use crate::arguments::{ComputeArgs, LayoutArgs, SamplingArgs, bits_per_weight, load_model};
 use crate::cli::Global;
 use crate::commands::run::{stream, summary};
 use crate::failure::{Failure, notice, print_error};
@@ -27,6 +27,8 @@ use std::process::ExitCode;
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
+    #[command(flatten)]
+    layouts: LayoutArgs,
     /// First message; further ones come from the terminal or, a line each, from standard input
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<OsString>,
@@ -58,7 +60,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     let idle = interrupt::cancel_on_ctrl_c(&cancel)?;
-    let model = load_model(&path, &cancel)?;
+    let model = load_model(&path, &args.layouts.layouts, &cancel)?;
     let sampler = args.sampling.builder(bits_per_weight(&model)).build(&model)?;
     let mut session = Session::new(args.compute.build(&model, &cancel)?, sampler)?;
     if let Some(warning) = session.chat_template().warning() {

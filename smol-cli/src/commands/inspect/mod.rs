@@ -1,5 +1,7 @@
 //! `smol inspect`: what is in a GGUF file, and whether it can be trusted.
 
+mod layouts;
+
 use crate::cli::Global;
 use crate::model;
 use crate::units::{bytes, grouped};
@@ -23,6 +25,9 @@ pub struct Args {
     /// Check all that could make a program crash or compute garbage, weights included
     #[arg(long)]
     check: bool,
+    /// Load the model, and show how each matrix is packed or why it is not
+    #[arg(long, conflicts_with = "check")]
+    layouts: bool,
 }
 
 /// Longest array that JSON gets in full.
@@ -34,6 +39,9 @@ const MAX_TEXT_CHARS: usize = 100;
 /// Prints the contents; exits with 1 if a check finds an error.
 pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = model::resolve(&args.file, global)?;
+    if args.layouts {
+        return layouts::run(&path, args.json);
+    }
     let shards = if args.check { Shards::open(&path)? } else { Shards::read_headers(&path)? };
     let findings = args.check.then(|| smol_gguf::check_shards(&shards, Depth::Full));
     let usable = findings.as_ref().is_none_or(smol_gguf::Report::is_usable);
