@@ -129,6 +129,27 @@ void prepare32(int64_t k, const float * x, void * out) {
     }
 }
 
+size_t bytes128(int64_t k) {
+    return size_t(k / 128) * sizeof(Act128);
+}
+
+void prepare128(int64_t k, const float * x, void * out) {
+    auto * block = static_cast<Act128 *>(out);
+    for (int64_t b = 0; b < k / 128; b++, block++, x += 128) {
+        const float largest = range<128>(x).largest(), inverse = 127.0f / largest;
+        if (!(inverse < INFINITY)) { // zero, or so small that only zero is left
+            memset(block, 0, sizeof *block);
+            continue;
+        }
+        int32_t sum = 0;
+        for (int i = 0; i < 128; i += 16) {
+            sum += round16(x + i, inverse, block->q + i);
+        }
+        block->minus_sum = -sum;
+        block->d = largest / 127.0f;
+    }
+}
+
 size_t bytes256(int64_t k) {
     return size_t(k / 256) * sizeof(Act256);
 }
@@ -167,6 +188,7 @@ void prepare256(int64_t k, const float * x, void * out) {
 } // namespace
 
 const smol_activation act32 = {"q8_0", bytes32, prepare32};
+const smol_activation act128 = {"q8_128", bytes128, prepare128};
 const smol_activation act256 = {"q8_k", bytes256, prepare256};
 
 } // namespace smol

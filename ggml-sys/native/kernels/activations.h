@@ -13,6 +13,13 @@ struct Act32 {
     int8_t  q[32];
 };
 
+// 128 activations: x = d * q, for layouts that merge scales.
+struct Act128 {
+    float   d;
+    int32_t minus_sum;
+    int8_t  q[128];
+};
+
 // 256 activations: x = d * q. The same numbers as in a block of Q8_K.
 struct Act256 {
     float   d;
@@ -23,6 +30,7 @@ struct Act256 {
 };
 
 extern const smol_activation act32;  // "q8_0"
+extern const smol_activation act128; // "q8_128"
 extern const smol_activation act256; // "q8_k"
 
 } // namespace smol

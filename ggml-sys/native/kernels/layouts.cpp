@@ -13,9 +13,11 @@ const smol_layout * const * smol_layouts(size_t * n) {
 #endif
         &smol::q1_0_affine,
         &smol::tq1_0,
+        &smol::tq1_0_fields,
         &smol::tq2_0,
         &smol::q2_0,
         &smol::q2_0_base3,
+        &smol::q2_0_merged,
         &smol::q2_k,
     };
     *n = sizeof all / sizeof *all;

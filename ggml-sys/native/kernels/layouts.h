@@ -9,9 +9,11 @@ extern const smol_layout q1_0_lookup;
 extern const smol_layout q1_0_affine;
 extern const smol_layout q1_0;
 extern const smol_layout tq1_0;
+extern const smol_layout tq1_0_fields;
 extern const smol_layout tq2_0;
 extern const smol_layout q2_0;
 extern const smol_layout q2_0_base3;
+extern const smol_layout q2_0_merged;
 extern const smol_layout q2_k;
 
 using Tile = void(int64_t k, const uint8_t * group, const void * const * activations, float * const * out);

@@ -8,6 +8,7 @@
 #include "base3.h"
 #include "layouts.h"
 #include "simd.h"
+#include "sources.h"
 
 namespace smol {
 namespace {
@@ -17,16 +18,6 @@ constexpr int BLOCKS = 4; // of a part
 constexpr size_t SHARED = 4 * ROWS;
 constexpr size_t BYTES = ROWS * (2 + 12); // of a block
 
-struct Source { // as in a file (ggml-common.h: block_q2_0)
-    uint16_t d;
-    uint8_t  qs[16];
-};
-static_assert(sizeof(Source) == 18, "a block of Q2_0");
-
-int source_weight(const Source & block, int k) { // -1..2 (ggml-quants.c: dequantize_row_q2_0)
-    return (block.qs[k / 4] >> k % 4 * 2 & 3) - 1;
-}
-
 size_t group_bytes(int64_t k) {
     const int64_t blocks = k / BLOCK;
     return size_t((blocks + BLOCKS - 1) / BLOCKS) * SHARED + size_t(blocks) * BYTES;
@@ -34,7 +25,7 @@ size_t group_bytes(int64_t k) {
 
 bool accepts(int64_t k, const void * rows, size_t stride, int64_t n) {
     for (int64_t row = 0; row < n; row++) {
-        const auto * source = reinterpret_cast<const Source *>(static_cast<const uint8_t *>(rows) + stride * row);
+        const auto * source = source_row<SourceQ2>(rows, stride, row);
         unsigned both = 0; // bit 2j: whether a field is 3
         for (int64_t b = 0; b < k / BLOCK; b++) {
             for (const unsigned byte : source[b].qs) {
@@ -62,14 +53,14 @@ void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) 
     memset(out, 0, group_bytes(k));
     const int64_t blocks = k / BLOCK;
     for (int64_t row = 0; row < n; row++) {
-        const auto * source = reinterpret_cast<const Source *>(static_cast<const uint8_t *>(rows) + stride * row);
+        const auto * source = source_row<SourceQ2>(rows, stride, row);
         for (int64_t b = 0; b < blocks; b++) {
             uint8_t * block = out + block_offset(b);
             memcpy(block + 2 * row, &source[b].d, 2);
             for (int byte = 0; byte < 12; byte++) {
                 int digits[base3::DIGITS];
                 for (int j = 0; j < base3::DIGITS; j++) {
-                    digits[j] = source_weight(source[b], byte / 4 * 20 + 4 * j + byte % 4);
+                    digits[j] = source[b].weight(byte / 4 * 20 + 4 * j + byte % 4);
                 }
                 block[2 * ROWS + byte / 4 * 4 * ROWS + 4 * row + byte % 4] = base3::encode(digits);
             }
@@ -78,7 +69,7 @@ void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) 
             for (int i = 0; i < 4; i++) {
                 int digits[base3::DIGITS] = {};
                 for (int j = 0; j < BLOCKS && b + j < blocks; j++) {
-                    digits[j] = source_weight(source[b + j], 60 + i);
+                    digits[j] = source[b + j].weight(60 + i);
                 }
                 out[part_offset(b) + 4 * row + i] = base3::encode(digits);
             }

@@ -7,6 +7,7 @@
 #include "base3.h"
 #include "layouts.h"
 #include "simd.h"
+#include "sources.h"
 
 namespace smol {
 namespace {
@@ -15,31 +16,7 @@ constexpr int BLOCK = 256;
 constexpr int STEPS = 13;
 constexpr size_t BYTES = ROWS * (2 + 4 * STEPS);
 
-struct Source { // as in a file (ggml-common.h: block_tq1_0)
-    uint8_t  qs[48];
-    uint8_t  qh[4];
-    uint16_t d;
-};
-static_assert(sizeof(Source) == 54, "a block of TQ1_0");
-static_assert(BYTES == ROWS * sizeof(Source), "no byte more");
-
-int source_weight(const Source & block, int k) { // -1..1 (ggml-quants.c: dequantize_row_tq1_0)
-    int byte, digit;
-    if (k < 160) {
-        byte = block.qs[k % 32];
-        digit = k / 32;
-    } else if (k < 240) {
-        byte = block.qs[32 + k % 16];
-        digit = (k - 160) / 16;
-    } else {
-        byte = block.qh[k % 4];
-        digit = (k - 240) / 4;
-    }
-    for (; digit > 0; digit--) {
-        byte = 3 * byte & 255;
-    }
-    return (3 * byte >> 8) - 1;
-}
+static_assert(BYTES == ROWS * sizeof(SourceTq1), "no byte more");
 
 size_t group_bytes(int64_t k) {
     return size_t(k / BLOCK) * BYTES;
@@ -49,7 +26,7 @@ void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) 
     auto * out = static_cast<uint8_t *>(group);
     memset(out, 0, group_bytes(k));
     for (int64_t row = 0; row < n; row++) {
-        const auto * source = reinterpret_cast<const Source *>(static_cast<const uint8_t *>(rows) + stride * row);
+        const auto * source = source_row<SourceTq1>(rows, stride, row);
         for (int64_t b = 0; b < k / BLOCK; b++) {
             uint8_t * block = out + b * BYTES;
             memcpy(block + 2 * row, &source[b].d, 2);
@@ -58,7 +35,7 @@ void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) 
                     int digits[base3::DIGITS];
                     for (int j = 0; j < base3::DIGITS; j++) {
                         const int index = 20 * s + 4 * j + i;
-                        digits[j] = index < BLOCK ? source_weight(source[b], index) : 0;
+                        digits[j] = index < BLOCK ? source[b].weight(index) : 0;
                     }
                     block[2 * ROWS + 4 * ROWS * s + 4 * row + i] = base3::encode(digits);
                 }
