@@ -119,6 +119,13 @@ using Few = Remainders; // for 1 or 2 columns
 using Few = Digits;
 #endif
 
+// Columns of the largest tile, so that its sums fit the registers.
+#if SMOL_AVX512 || SMOL_DOTPROD
+constexpr bool EIGHT_COLUMNS = true;
+#else
+constexpr bool EIGHT_COLUMNS = false;
+#endif
+
 // The products of LANES * VECTORS rows with N columns, going through the digits of their bytes. Sum number i is over
 // the quads (4 weights of a row) i * SPAN..(i + 1) * SPAN, where quads are counted modulo SUMS * SPAN.
 template <int N, int SUMS, int SPAN> struct Products {

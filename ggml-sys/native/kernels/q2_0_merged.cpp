@@ -2,13 +2,13 @@
 // instead of 2.25, and a quarter of the float operations, because activations have one scale for 128 as well (they are
 // rounded to 8 bits like the others). Loses accuracy.
 //
-// The merged scale and the fields under it are those with the least squared error over the 128 weights that the search
-// below finds: from each block's own scale and from the best one for unchanged fields, fields are rounded again and the
-// scale is fitted again until nothing changes. Blocks of one scale lose nothing.
+// The merged scale is the one with the least squared error over the 128 weights, which are rounded to it anew. Blocks of
+// one scale lose nothing.
 #include "activations.h"
 #include "sources.h"
 #include "two_bit.h"
 
+#include <algorithm>
 #include <math.h>
 
 namespace smol {
@@ -31,63 +31,89 @@ uint16_t float_to_half(float x) {
     return uint16_t(sign | (half < 0x7bff ? half : 0x7bff));
 }
 
+// What two blocks become. They have at most 8 different weights, so the search is over those and how often they occur.
 struct Merged {
+    static constexpr int VALUES = 8;
+
     uint16_t scale; // IEEE half
-    int8_t   weights[BLOCK]; // -1..2
-    double   error;          // sum of squares
+    int      weight[VALUES]; // -1..2; number 4 b + q + 1 is for weight q of block b
+    float    error = INFINITY; // sum of squares
+
+    explicit Merged(const SourceQ2 * blocks) {
+        float value[VALUES], count[VALUES] = {};
+        for (int b = 0; b < 2; b++) {
+            for (int i = 0; i < BLOCK / 2; i++) {
+                count[4 * b + blocks[b].weight(i) + 1] += 1;
+            }
+            for (int q = 0; q < 4; q++) {
+                weight[4 * b + q] = q - 1;
+                value[4 * b + q] = float(q - 1) * half_to_float(blocks[b].d);
+            }
+        }
+        scale = blocks[0].d;
+        if (blocks[0].d != blocks[1].d) {
+            search(value, count);
+        }
+    }
+
+private:
+    // Rounding changes where a scale is a weight over 1/2, -1/2 or 3/2. Between two such places the best scale for the
+    // rounded weights is their least-squares fit; the best of those is the best of all.
+    void search(const float * value, const float * count) {
+        float places[3 * VALUES + 2];
+        int n = 0;
+        for (int i = 0; i < VALUES; i++) {
+            if (value[i] != 0 && count[i] != 0) {
+                for (const float inverse : {2.0f, -2.0f, 2.0f / 3.0f}) {
+                    places[n++] = value[i] * inverse;
+                }
+            }
+        }
+        keep(value, count, 0);
+        if (n == 0) {
+            return;
+        }
+        std::sort(places, places + n);
+        // Nothing is gained beyond: there all weights are rounded to zero.
+        for (int i = 1; i < n; i++) {
+            if (places[i] != places[i - 1]) {
+                float product = 0, square = 0;
+                for (int j = 0; j < VALUES; j++) {
+                    const float q = rounded(value[j], (places[i - 1] + places[i]) / 2);
+                    product += count[j] * value[j] * q;
+                    square += count[j] * q * q;
+                }
+                keep(value, count, square != 0 ? product / square : 0);
+            }
+        }
+    }
+
+    // Takes a scale if it is better.
+    void keep(const float * value, const float * count, float fitted) {
+        const uint16_t half = float_to_half(fitted);
+        const float d = half_to_float(half);
+        float q[VALUES], sum = 0;
+        for (int i = 0; i < VALUES; i++) {
+            q[i] = rounded(value[i], d);
+            sum += count[i] * (value[i] - d * q[i]) * (value[i] - d * q[i]);
+        }
+        if (sum < error) {
+            error = sum;
+            scale = half;
+            for (int i = 0; i < VALUES; i++) {
+                weight[i] = int(q[i]);
+            }
+        }
+    }
+
+    static float rounded(float value, float d) {
+        if (d == 0) {
+            return 0;
+        }
+        const float q = rintf(value / d);
+        return q < -1 ? -1 : q > 2 ? 2 : q;
+    }
 };
-
-// Rounds the weights to a scale, fits the scale to them, until that gains nothing.
-Merged fit(const float * weights, double scale) {
-    Merged best = {};
-    best.error = INFINITY;
-    for (int round = 0; round < 8; round++) {
-        Merged now;
-        now.scale = float_to_half(float(scale));
-        const double d = half_to_float(now.scale);
-        now.error = 0;
-        double product = 0, square = 0;
-        for (int i = 0; i < BLOCK; i++) {
-            const double q = d != 0 ? fmin(fmax(rint(weights[i] / d), -1), 2) : 0;
-            now.weights[i] = int8_t(q);
-            now.error += (weights[i] - d * q) * (weights[i] - d * q);
-            product += weights[i] * q;
-            square += q * q;
-        }
-        if (!(now.error < best.error)) {
-            break;
-        }
-        best = now;
-        if (square == 0) {
-            break;
-        }
-        scale = product / square;
-    }
-    return best;
-}
-
-Merged merge(const SourceQ2 * blocks) {
-    float weights[BLOCK];
-    double square[2] = {0, 0}, scale[2];
-    for (int b = 0; b < 2; b++) {
-        scale[b] = half_to_float(blocks[b].d);
-        for (int i = 0; i < BLOCK / 2; i++) {
-            const int q = blocks[b].weight(i);
-            weights[BLOCK / 2 * b + i] = float(q * scale[b]);
-            square[b] += q * q;
-        }
-    }
-    const double all = square[0] + square[1];
-    const double starts[] = {all != 0 ? (scale[0] * square[0] + scale[1] * square[1]) / all : 0, scale[0], scale[1]};
-    Merged best = fit(weights, starts[0]);
-    for (int i = 1; i < 3 && best.error != 0; i++) {
-        const Merged other = fit(weights, starts[i]);
-        if (other.error < best.error) {
-            best = other;
-        }
-    }
-    return best;
-}
 
 bool accepts(int64_t k, const void * rows, size_t stride, int64_t n) {
     for (int64_t row = 0; row < n; row++) {
@@ -106,8 +132,11 @@ void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) 
     for (int64_t row = 0; row < n; row++) {
         const auto * source = source_row<SourceQ2>(rows, stride, row);
         for (int64_t b = 0; b < k / BLOCK; b++) {
-            const Merged merged = merge(source + 2 * b);
-            Fields128::pack_block(Fields128::block(b, group), row, merged.scale, [&](int i) { return int(merged.weights[i]); });
+            const SourceQ2 * blocks = source + 2 * b;
+            const Merged merged(blocks);
+            Fields128::pack_block(Fields128::block(b, group), row, merged.scale, [&](int i) {
+                return merged.weight[i / 64 * 4 + blocks[i / 64].weight(i % 64) + 1];
+            });
         }
     }
 }
