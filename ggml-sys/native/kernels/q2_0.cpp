@@ -74,9 +74,19 @@ void reference(int64_t k, const void * group, int64_t groups, const void * activ
     }
 }
 
+// Activation rows with which all vectors of a group are worked on at once: as registers allow.
+#if SMOL_DOTPROD
+constexpr int FEW = 4;
+#elif SMOL_NEON
+constexpr int FEW = 1;
+#else
+constexpr int FEW = 0;
+#endif
+
 // One group with N activation rows. 16 weights of LANES rows: 4 products, 4 ands, 3 shifts, a load; for 32 of them a
 // conversion and 1.5 float operations.
 template <int N> void tile(int64_t k, const uint8_t * block, const void * const * activations, float * const * out) {
+    constexpr int TOGETHER = N <= FEW ? VECTORS : 1;
     const Act32 * act[N];
     Floats sum[N][VECTORS];
     for (int n = 0; n < N; n++) {
@@ -86,24 +96,72 @@ template <int N> void tile(int64_t k, const uint8_t * block, const void * const 
         }
     }
     for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
-        for (int v = 0; v < VECTORS; v++) {
+        for (int v = 0; v < VECTORS; v += TOGETHER) {
             const uint8_t * fields = block + 2 * ROWS + 4 * LANES * v;
-            Floats part[N];
+            Floats part[N][TOGETHER];
             const auto half = [&](int h) {
+                const auto scale = [&](int n, int t, Ints value) {
+                    const Floats d = set_floats(act[n][h].d), product = to_floats(value);
+                    part[n][t] = h ? fused(d, product, part[n][t]) : multiply(d, product);
+                };
+#if SMOL_DOTPROD
+                if constexpr (N == 1) {
+                    TwoBitSums sums[VECTORS] = {TwoBitSums(act[0][h].minus_sum), TwoBitSums(act[0][h].minus_sum)};
+                    add_two_bits(sums, fields + 8 * ROWS * h, load_acts(act[0][h].q));
+                    add_two_bits(sums, fields + 8 * ROWS * h + 4 * ROWS, load_acts(act[0][h].q + 16));
+                    for (int t = 0; t < TOGETHER; t++) {
+                        scale(0, t, sums[t].sum());
+                    }
+                    return;
+                }
+#endif
+#if SMOL_NEON
+                Dot dot[N][TOGETHER];
+                for (int n = 0; n < N; n++) {
+                    for (int t = 0; t < TOGETHER; t++) {
+                        dot[n][t] = Dot(&act[n][h].minus_sum);
+                    }
+                }
+                for (int s = 0; s < 2; s++) {
+                    Fields w[TOGETHER];
+                    for (int t = 0; t < TOGETHER; t++) {
+                        w[t] = Fields(load_bytes(fields + 4 * ROWS * (2 * h + s) + 4 * LANES * t));
+                    }
+                    Acts a[N];
+                    for (int n = 0; n < N; n++) {
+                        a[n] = load_acts(act[n][h].q + 16 * s);
+                    }
+                    each_of_four([&](auto field) {
+                        constexpr int f = decltype(field)::value;
+                        for (int n = 0; n < N; n++) {
+                            for (int t = 0; t < TOGETHER; t++) {
+                                dot[n][t].template add<f>(w[t].field[f], a[n]);
+                            }
+                        }
+                    });
+                }
+                for (int n = 0; n < N; n++) {
+                    for (int t = 0; t < TOGETHER; t++) {
+                        scale(n, t, dot[n][t].sum());
+                    }
+                }
+#else
                 const Fields w0(load_bytes(fields + 8 * ROWS * h)), w1(load_bytes(fields + 8 * ROWS * h + 4 * ROWS));
                 for (int n = 0; n < N; n++) {
                     Dot dot(&act[n][h].minus_sum);
                     add_fields(dot, w0, load_acts(act[n][h].q));
                     add_fields(dot, w1, load_acts(act[n][h].q + 16));
-                    const Floats d = set_floats(act[n][h].d), value = to_floats(dot.sum());
-                    part[n] = h ? fused(d, value, part[n]) : multiply(d, value);
+                    scale(n, 0, dot.sum());
                 }
+#endif
             };
             half(0);
             half(1);
-            const Floats d = load_halves(block + 2 * LANES * v);
-            for (int n = 0; n < N; n++) {
-                sum[n][v] = fused(d, part[n], sum[n][v]);
+            for (int t = 0; t < TOGETHER; t++) {
+                const Floats d = load_halves(block + 2 * LANES * (v + t));
+                for (int n = 0; n < N; n++) {
+                    sum[n][v + t] = fused(d, part[n][t], sum[n][v + t]);
+                }
             }
 #if SMOL_AVX2 || SMOL_SSE
             // Else GCC keeps all activations, broadcast, on the stack for the next vector: 1.3 times as slow.
@@ -130,7 +188,11 @@ void gemv(int64_t k, const void * group, int64_t groups, const void * activation
 
 void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
     const auto * bytes = static_cast<const uint8_t *>(group);
+#if SMOL_NEON
+    tiles<tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
+#else
     tiles<tile<8>, tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
+#endif
 }
 
 } // namespace

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <type_traits>
+
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #    define SMOL_AVX512 1
 #    include <immintrin.h>
@@ -346,11 +348,51 @@ struct Fields {
     }
 };
 
+// f(0), f(1), f(2), f(3) with constants.
+template <class F> inline void each_of_four(F f) {
+    f(std::integral_constant<int, 0>());
+    f(std::integral_constant<int, 1>());
+    f(std::integral_constant<int, 2>());
+    f(std::integral_constant<int, 3>());
+}
+
 inline void add_fields(Dot & dot, const Fields & w, Acts a) {
     dot.add<0>(w.field[0], a);
     dot.add<1>(w.field[1], a);
     dot.add<2>(w.field[2], a);
     dot.add<3>(w.field[3], a);
 }
+
+#if SMOL_DOTPROD
+// Products of 2-bit weights with one activation row, as an in-order core likes them: 3 sums that do not wait for each
+// other, and two of the four fields are not shifted down, but their sums are, once.
+struct TwoBitSums {
+    Ints ones, fours = vdupq_n_s32(0), sixteens = vdupq_n_s32(0);
+    explicit TwoBitSums(int32_t start) : ones(vdupq_n_s32(start)) {}
+    Ints sum() const { return vsraq_n_s32(vsraq_n_s32(ones, fours, 2), sixteens, 4); }
+};
+
+// 16 weights of all rows of a group.
+inline void add_two_bits(TwoBitSums (&to)[VECTORS], const uint8_t * fields, Acts a) {
+    int8x16_t w[VECTORS], field[4][VECTORS];
+    for (int v = 0; v < VECTORS; v++) {
+        w[v] = vld1q_s8(reinterpret_cast<const int8_t *>(fields) + 16 * v);
+    }
+    for (int v = 0; v < VECTORS; v++) {
+        field[0][v] = vandq_s8(w[v], vdupq_n_s8(3));
+        field[1][v] = vandq_s8(w[v], vdupq_n_s8(12));
+        field[2][v] = vandq_s8(w[v], vdupq_n_s8(48));
+        field[3][v] = vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w[v]), 6));
+    }
+    for (int v = 0; v < VECTORS; v++) {
+        to[v].ones = vdotq_laneq_s32(to[v].ones, field[0][v], a, 0);
+        to[v].fours = vdotq_laneq_s32(to[v].fours, field[1][v], a, 1);
+        to[v].sixteens = vdotq_laneq_s32(to[v].sixteens, field[2][v], a, 2);
+    }
+    for (int v = 0; v < VECTORS; v++) {
+        to[v].ones = vdotq_laneq_s32(to[v].ones, field[3][v], a, 3);
+    }
+}
+#endif
 
 } // namespace smol
