@@ -1,20 +1,24 @@
 //! Prints greedy tokens and a hash of all logits, for comparison with `ci/stock_tokens.cpp`.
 //!
-//!     cargo run --release --example greedy_tokens -- MODEL N THREADS PROMPT
+//!     cargo run --release --example greedy_tokens -- MODEL N THREADS PROMPT [plain]
+//!
+//! `plain`: without packed layouts.
 #![allow(clippy::print_stdout)]
 
-use smolmaxxing::{Batch, Model, Result, SeqId, Token};
+use smolmaxxing::{Batch, LayoutOptions, Model, Result, SeqId, Token};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [path, n, threads, prompt] = &arguments[..] else {
-        eprintln!("usage: greedy_tokens MODEL N THREADS PROMPT");
+    let (4 | 5, [path, n, threads, prompt, how @ ..]) = (arguments.len(), &arguments[..]) else {
+        eprintln!("usage: greedy_tokens MODEL N THREADS PROMPT [plain]");
         std::process::exit(2);
     };
     let n: usize = n.parse().expect("N is a number");
     let threads: u32 = threads.parse().expect("THREADS is a number");
 
-    let model = Model::load(path)?;
+    let mut layouts = LayoutOptions::default();
+    layouts.enabled = !how.iter().any(|how| how == "plain");
+    let model = Model::builder(path).layouts(layouts).load()?;
     let mut context = model.context().n_ctx(512).n_batch(512).threads(threads, threads).build()?;
     let tokens = model.vocab().tokenize(prompt, true)?;
     let mut batch = Batch::sequence(&tokens, 0, SeqId(0));
