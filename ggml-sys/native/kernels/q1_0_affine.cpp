@@ -96,11 +96,8 @@ using Affine = lookups::Lookup<AffineScales>;
 
 } // namespace
 
-const smol_layout q1_0_affine = {lookups::ROWS_LOOKUP == 64   ? "q1_0-affine-64"
-                                 : lookups::ROWS_LOOKUP == 32 ? "q1_0-affine-32"
-                                                              : "q1_0-affine-4",
-                                 1, GGML_TYPE_Q1_0, lookups::ROWS_LOOKUP, lookups::BLOCK, false, &tables32, Affine::group_bytes,
-                                 Affine::pack, Affine::unpack_row, Affine::gemv, Affine::gemm, Affine::reference, accepts,
-                                 true};
+const smol_layout q1_0_affine = {SMOL_LOOKUP_NAME("q1_0-affine"), 1, GGML_TYPE_Q1_0, lookups::ROWS_LOOKUP, lookups::BLOCK,
+                                 false, &tables32, Affine::group_bytes, Affine::pack, Affine::unpack_row, Affine::gemv,
+                                 Affine::gemm, Affine::reference, accepts, true};
 
 } // namespace smol

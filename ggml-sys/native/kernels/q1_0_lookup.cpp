@@ -107,10 +107,8 @@ using Half = lookups::Lookup<HalfScales>;
 
 const smol_activation tables32 = {"q8_0 tables", tables_bytes, prepare_tables};
 
-const smol_layout q1_0_lookup = {lookups::ROWS_LOOKUP == 64   ? "q1_0-lookup-64"
-                                 : lookups::ROWS_LOOKUP == 32 ? "q1_0-lookup-32"
-                                                              : "q1_0-lookup-4", 1, GGML_TYPE_Q1_0, lookups::ROWS_LOOKUP, lookups::BLOCK, true, &tables32,
-                                 Half::group_bytes, Half::pack, Half::unpack_row, Half::gemv, Half::gemm, Half::reference,
-                                 nullptr, false};
+const smol_layout q1_0_lookup = {SMOL_LOOKUP_NAME("q1_0-lookup"), 1, GGML_TYPE_Q1_0, lookups::ROWS_LOOKUP, lookups::BLOCK,
+                                 true, &tables32, Half::group_bytes, Half::pack, Half::unpack_row, Half::gemv, Half::gemm,
+                                 Half::reference, nullptr, false};
 
 } // namespace smol

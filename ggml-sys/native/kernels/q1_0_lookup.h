@@ -165,6 +165,18 @@ constexpr int HALVES = 2; // vectors of rows in a group: a table that is loaded 
 #else
 constexpr int HALVES = 1;
 #endif
+
+// The bytes of a group follow from the width of a vector, not only from the number of rows.
+#if SMOL_AVX512
+#    define SMOL_LOOKUP_NAME(type) type "-64"
+#elif SMOL_AVX2
+#    define SMOL_LOOKUP_NAME(type) type "-32"
+#elif SMOL_NEON || SMOL_SSE
+#    define SMOL_LOOKUP_NAME(type) type "-2x16"
+#else
+#    define SMOL_LOOKUP_NAME(type) type "-4"
+#endif
+
 constexpr int ROWS_LOOKUP = WIDTH * HALVES;
 constexpr int BLOCK = 128;
 
