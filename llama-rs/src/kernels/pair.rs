@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use smol_gguf::TensorType;
+
 use super::random::{Random, Weights, many_rows};
 use super::{Layout, Matrix, MatrixShape, Operation, Product, Storage};
 use crate::cancel::CancelToken;
@@ -12,6 +14,15 @@ use crate::error::{Error, ErrorKind, Result};
 pub struct Pair {
     ours: Matrix,
     stock: Matrix,
+}
+
+/// What a packed matrix is put beside.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Beside {
+    /// The same weights as stock llama.cpp keeps them.
+    Stock,
+    /// What the layout has made of the weights, in full precision.
+    Unpacked,
 }
 
 /// How far two outputs are apart.
@@ -77,6 +88,10 @@ impl Pair {
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the layout doesn't take rows of this length; [`ErrorKind::OutOfMemory`].
     pub fn new(layout: Layout, shape: MatrixShape) -> Result<Self> {
+        Self::beside(layout, shape, Beside::Stock)
+    }
+
+    pub(super) fn beside(layout: Layout, shape: MatrixShape, beside: Beside) -> Result<Self> {
         layout.plain_row_bytes(shape.columns)?;
         let (Some(rows), Some(_)) = (shape.all_rows().filter(|rows| *rows > 0), shape.weights())
         else {
@@ -88,8 +103,14 @@ impl Pair {
             let mut random = Random::new(7);
             let bytes = many_rows(weights, weight_type, rows, shape.columns, &mut random)?;
             match Matrix::new(weight_type, shape, &bytes, Storage::Packed(layout)) {
-                Ok(ours) => {
+                Ok(ours) if beside == Beside::Stock => {
                     return Ok(Self { ours, stock: Matrix::stock(weight_type, shape, &bytes)? });
+                }
+                Ok(ours) => {
+                    let floats = layout.round_trip(shape.columns, &bytes)?;
+                    let floats: Vec<u8> = floats.iter().flat_map(|x| x.to_ne_bytes()).collect();
+                    let stock = Matrix::new(TensorType::F32, shape, &floats, Storage::Plain)?;
+                    return Ok(Self { ours, stock });
                 }
                 Err(error) if error.kind() == &ErrorKind::Unsupported => refusal = Some(error),
                 Err(error) => return Err(error),

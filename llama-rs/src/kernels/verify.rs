@@ -33,20 +33,44 @@ impl Layout {
         weights: &[u8],
         activations: &[f32],
     ) -> Result<Verification> {
+        let row_bytes = self.packable(columns, weights)?;
+        if activations.is_empty() || !activations.len().is_multiple_of(columns) {
+            return Err(Error::invalid(format!("no whole rows of {columns} activations")));
+        }
+        let mut found = Verification { fault: None, unpacked: Vec::new(), products: Vec::new() };
+        found.fault = self.compare(columns, weights, row_bytes, activations, &mut found).err();
+        Ok(found)
+    }
+
+    /// Packs rows of `columns` weights and returns what the layout makes of them, row after row.
+    ///
+    /// # Errors
+    /// As [`Layout::verify`].
+    pub fn round_trip(&self, columns: usize, weights: &[u8]) -> Result<Vec<f32>> {
+        let row_bytes = self.packable(columns, weights)?;
+        let unpack = || -> Result<Vec<f32>, String> {
+            let packed = self.raw().pack(columns, weights, row_bytes)?;
+            let mut unpacked = Vec::with_capacity(weights.len() / row_bytes * columns);
+            for row in 0..weights.len() / row_bytes {
+                unpacked.extend(self.raw().unpack_row(&packed, row)?);
+            }
+            Ok(unpacked)
+        };
+        unpack()
+            .map_err(|fault| Error::new(ErrorKind::Internal, format!("{}: {fault}", self.name())))
+    }
+
+    /// Returns the bytes of a row of weights that can be packed.
+    fn packable(&self, columns: usize, weights: &[u8]) -> Result<usize> {
         let row_bytes = self.plain_row_bytes(columns)?;
-        let whole = |len: usize, row: usize| len > 0 && len.is_multiple_of(row);
-        if !whole(weights.len(), row_bytes) || !whole(activations.len(), columns) {
-            return Err(Error::invalid(format!(
-                "no whole rows of {columns} weights or activations"
-            )));
+        if weights.is_empty() || !weights.len().is_multiple_of(row_bytes) {
+            return Err(Error::invalid(format!("no whole rows of {columns} weights")));
         }
         if !self.raw().accepts(columns, weights, row_bytes) {
             let message = format!("{} does not take these weights", self.name());
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        let mut found = Verification { fault: None, unpacked: Vec::new(), products: Vec::new() };
-        found.fault = self.compare(columns, weights, row_bytes, activations, &mut found).err();
-        Ok(found)
+        Ok(row_bytes)
     }
 
     fn compare(

@@ -178,7 +178,7 @@ impl Bench<'_> {
             let pair = Pair::new(layout, shape)?;
             for prompt in [false, true] {
                 let speed = self.measure(&pair, prompt)?;
-                report.speeds.push(speed);
+                report.add(speed);
                 self.bar.inc(1);
             }
         }
