@@ -119,8 +119,57 @@ size_t bytes32(int64_t k) {
     return size_t(k / 32) * sizeof(Act32);
 }
 
-void prepare32(int64_t k, const float * x, void * out) {
+#if SMOL_NEON
+// 4 blocks at a time, so that an in-order core does not wait for one division after the other: twice as fast on a
+// Cortex-A55.
+inline void prepare4(const float * __restrict x, Act32 * __restrict block) {
+    float32x4_t largest[4];
+    for (int b = 0; b < 4; b++) {
+        float32x4_t even = vdupq_n_f32(0), odd = even;
+        for (int i = 0; i < 32; i += 8) {
+            even = vmaxnmq_f32(even, vabsq_f32(vld1q_f32(x + 32 * b + i)));
+            odd = vmaxnmq_f32(odd, vabsq_f32(vld1q_f32(x + 32 * b + i + 4)));
+        }
+        largest[b] = vmaxnmq_f32(even, odd);
+    }
+    const float32x4_t all = vpmaxnmq_f32(vpmaxnmq_f32(largest[0], largest[1]), vpmaxnmq_f32(largest[2], largest[3]));
+    const float32x4_t d = vcvt_f32_f16(vcvt_f16_f32(vdivq_f32(all, vdupq_n_f32(127))));
+    const uint32x4_t some = vcgtq_f32(all, vdupq_n_f32(0));
+    float inverse[4];
+    vst1q_f32(inverse, vreinterpretq_f32_u32(vandq_u32(some, vreinterpretq_u32_f32(vdivq_f32(vdupq_n_f32(127), all)))));
+    int16x8_t sums[4];
+    for (int b = 0; b < 4; b++) {
+        int32x4_t q[8];
+        for (int i = 0; i < 8; i++) {
+            q[i] = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 32 * b + 4 * i), inverse[b]));
+        }
+        int16x8_t narrow[4];
+        for (int i = 0; i < 4; i++) {
+            narrow[i] = vqmovn_high_s32(vqmovn_s32(q[2 * i]), q[2 * i + 1]);
+        }
+        const int8x16_t low = vqmovn_high_s16(vqmovn_s16(narrow[0]), narrow[1]);
+        const int8x16_t high = vqmovn_high_s16(vqmovn_s16(narrow[2]), narrow[3]);
+        vst1q_s8(block[b].q, low);
+        vst1q_s8(block[b].q + 16, high);
+        sums[b] = vpadalq_s8(vpaddlq_s8(low), high);
+    }
+    const int16x8_t pairs = vpaddq_s16(vpaddq_s16(sums[0], sums[1]), vpaddq_s16(sums[2], sums[3]));
+    const int32x4_t minus_sum = vnegq_s32(vpaddlq_s16(pairs));
+    const int32x4x2_t both = vzipq_s32(vreinterpretq_s32_f32(d), minus_sum);
+    vst1_s32(reinterpret_cast<int32_t *>(&block[0]), vget_low_s32(both.val[0]));
+    vst1_s32(reinterpret_cast<int32_t *>(&block[1]), vget_high_s32(both.val[0]));
+    vst1_s32(reinterpret_cast<int32_t *>(&block[2]), vget_low_s32(both.val[1]));
+    vst1_s32(reinterpret_cast<int32_t *>(&block[3]), vget_high_s32(both.val[1]));
+}
+#endif
+
+void prepare32(int64_t k, const float * __restrict x, void * __restrict out) {
     auto * block = static_cast<Act32 *>(out);
+#if SMOL_NEON
+    for (; k >= 128; k -= 128, block += 4, x += 128) {
+        prepare4(x, block);
+    }
+#endif
     for (int64_t b = 0; b < k / 32; b++, block++, x += 32) {
         const float largest = range<32>(x).largest();
         block->d = through_half(largest / 127.0f);
@@ -133,7 +182,7 @@ size_t bytes128(int64_t k) {
     return size_t(k / 128) * sizeof(Act128);
 }
 
-void prepare128(int64_t k, const float * x, void * out) {
+void prepare128(int64_t k, const float * __restrict x, void * __restrict out) {
     auto * block = static_cast<Act128 *>(out);
     for (int64_t b = 0; b < k / 128; b++, block++, x += 128) {
         const float largest = range<128>(x).largest(), inverse = 127.0f / largest;
@@ -154,7 +203,7 @@ size_t bytes256(int64_t k) {
     return size_t(k / 256) * sizeof(Act256);
 }
 
-void prepare256(int64_t k, const float * x, void * out) {
+void prepare256(int64_t k, const float * __restrict x, void * __restrict out) {
     auto * block = static_cast<Act256 *>(out);
     for (int64_t b = 0; b < k / 256; b++, block++, x += 256) {
         const Range r = range<256>(x);
