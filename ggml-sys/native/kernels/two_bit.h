@@ -101,7 +101,18 @@ template <int BLOCK, class Act> struct TwoBit {
                     }
                 }
                 const uint8_t * bytes = block + 2 * ROWS + 4 * LANES * first;
-                for (int s = 0; s < BLOCK / 16;) {
+                int s = 0;
+#if SMOL_DOTPROD
+                if constexpr (N == 1) { // 1.2 times as fast on a Cortex-A55
+                    TwoBitSums sums[VECTORS] = {TwoBitSums(act[0][b].minus_sum), TwoBitSums(act[0][b].minus_sum)};
+                    for (; s < BLOCK / 16; s++, bytes += 4 * ROWS) {
+                        add_two_bits(sums, bytes, load_acts(act[0][b].q + 16 * s));
+                    }
+                    dot[0][0] = sums[0].sum();
+                    dot[1][0] = sums[1].sum();
+                }
+#endif
+                while (s < BLOCK / 16) {
                     Dot part[TOGETHER][N][CHAINS];
                     for (int end = s + SPAN / 16; s < end; s++, bytes += 4 * ROWS) {
                         Acts acts[N];
