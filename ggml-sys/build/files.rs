@@ -97,7 +97,7 @@ pub const OVERLAY: &[&str] = &["guard.cpp", "levels.cpp", "matrix_product.cpp", 
 
 /// The part of the overlay that belongs to the CPU backend, in `native/`.
 pub const DISPATCH: &[&str] =
-    &["dispatch.cpp", "packed_compute.cpp", "packed_weights.cpp", "self_test.cpp"];
+    &["dispatch.cpp", "one_row.cpp", "packed_compute.cpp", "packed_weights.cpp", "self_test.cpp"];
 
 /// Folder of the packed layouts and their kernels, in `native/`; every `.cpp` of it is compiled, for each CPU level.
 pub const KERNELS: &str = "kernels";

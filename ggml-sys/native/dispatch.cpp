@@ -1,7 +1,8 @@
-// Offers graph nodes to the attached engine, and computes those with packed weights, through an extra buffer type of the
-// CPU backend.
+// Offers graph nodes to the attached engine, and computes those with packed weights or of one row, through an extra buffer
+// type of the CPU backend.
 #include "dispatch.h"
 
+#include "one_row.h"
 #include "packed.h"
 
 #include "ggml-backend-impl.h"
@@ -34,7 +35,7 @@ class dispatch_traits final : public ggml::cpu::tensor_traits {
             smol_packed_compute(params, op);
             return true;
         }
-        return false;
+        return smol_one_row(params, op);
     }
 };
 
@@ -44,7 +45,7 @@ class dispatch_type final : public ggml::cpu::extra_buffer_type {
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         static dispatch_traits traits;
-        return smol_engine_wants(op->op) || is_packed(op) ? &traits : nullptr;
+        return smol_engine_wants(op->op) || is_packed(op) || smol_one_row_wants(op) ? &traits : nullptr;
     }
 };
 
