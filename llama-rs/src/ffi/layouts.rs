@@ -54,7 +54,7 @@ fn of(weight: &sys::smol_weight) -> WeightLayout {
         _ => WeightUse::Matrix,
     };
     let end = weight.name.iter().position(|c| *c == 0).unwrap_or(weight.name.len());
-    let name: Vec<u8> = weight.name[..end].iter().map(|c| c.cast_unsigned()).collect();
+    let name: Vec<u8> = weight.name[..end].iter().flat_map(|c| c.to_ne_bytes()).collect();
     // SAFETY: a valid type of a loaded tensor; returns a string of the program (ggml.c, ggml_type_name).
     let ty = text(unsafe { sys::ggml_type_name(weight.type_) }).unwrap_or_default();
     WeightLayout {
