@@ -272,7 +272,7 @@ void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void *
 
 } // namespace
 
-const smol_layout q1_0 = {ROWS == 16 ? "q1_0-16" : ROWS == 8 ? "q1_0-8" : "q1_0-4", 1, GGML_TYPE_Q1_0, ROWS, BLOCK, true, &act32,
-                          group_bytes, pack, unpack_row, gemv, gemm, reference};
+const smol_layout q1_0 = {ROWS == 16 ? "q1_0-16" : ROWS == 8 ? "q1_0-8" : "q1_0-4", 1, GGML_TYPE_Q1_0, ROWS, BLOCK,
+                          true, &act32, group_bytes, pack, unpack_row, gemv, gemm, reference, nullptr, false};
 
 } // namespace smol

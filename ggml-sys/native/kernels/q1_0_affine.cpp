@@ -50,7 +50,8 @@ struct AffineScales {
     static uint8_t * base(uint8_t * head, int64_t row) { return head + 2 * row; }
     static uint8_t * span(uint8_t * head, int64_t row) { return head + 2 * (lookups::ROWS_LOOKUP + row); }
 
-    static void pack(int64_t blocks, const lookups::Source * source, uint8_t * head, int64_t row, uint8_t * at, int64_t stride) {
+    static void pack(int64_t blocks, const lookups::Source * source, uint8_t * head, int64_t row, uint8_t * at,
+                     int64_t stride) {
         const Range range(blocks, source);
         const uint16_t half = half_above(range.span());
         memcpy(base(head, row), &range.low, 2);

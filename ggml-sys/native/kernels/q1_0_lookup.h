@@ -340,10 +340,16 @@ template <class Scales> struct Lookup {
                      float * const * out) {
         const auto * bytes = static_cast<const uint8_t *>(group);
 #if SMOL_NEON // as many sums as there are registers
-        tiles<tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS_LOOKUP, n, activations, out);
+        constexpr int COLUMNS = 2;
+        constexpr auto * few = tiles<tile<2>, tile<1>>;
 #else
-        tiles<tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS_LOOKUP, n, activations, out);
+        constexpr int COLUMNS = 4;
+        constexpr auto * few = tiles<tile<4>, tile<2>, tile<1>>;
 #endif
+        // All groups with a few columns, whose tables stay in the second cache: they are larger than a group's weights.
+        for (int64_t i = 0; i < n; i += COLUMNS) {
+            few(k, bytes, group_bytes(k), groups, ROWS_LOOKUP, n - i < COLUMNS ? n - i : COLUMNS, activations + i, out + i);
+        }
     }
 };
 
