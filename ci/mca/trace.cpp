@@ -16,9 +16,9 @@ namespace {
 
 constexpr int COLUMNS = 16; // of gemm
 // The longer less the shorter leaves out what a call costs once. Multiples of every layout's `columns`.
-constexpr int64_t LENGTHS[] = {256, 512};
+constexpr int64_t LENGTHS[] = {2048, 4096}, LENGTHS_GEMM[] = {512, 1024};
 
-alignas(64) uint64_t weights[16384], activation[65536], floats[512];
+alignas(64) uint64_t weights[16384], activation[65536], floats[1024];
 float results[COLUMNS][64];
 
 // Bytes without meaning: no kernel's time depends on the values. Halves and floats made of them are ordinary numbers.
@@ -90,15 +90,17 @@ void trace(const smol_layout & layout) {
         rows[i] = activation;
         out[i] = results[i];
     }
-    for (int64_t k : LENGTHS) {
-        if (k % layout.columns != 0 || layout.rows > 64 || layout.group_bytes(k) > sizeof weights ||
-            layout.activation->bytes(k) > sizeof activation) {
-            put("the sizes in ci/mca/trace.cpp do not fit "), put(layout.name), quit(1);
-        }
-        region("gemv", k, k * layout.rows, [&] { layout.gemv(k, weights, 1, activation, results[0]); });
-        region("gemm", k, k * layout.rows * COLUMNS, [&] { layout.gemm(k, weights, 1, COLUMNS, rows, out); });
+    if (LENGTHS_GEMM[0] % layout.columns != 0 || layout.rows > 64 || layout.group_bytes(LENGTHS[1]) > sizeof weights ||
+        layout.activation->bytes(LENGTHS[1]) > sizeof activation) {
+        put("the sizes in ci/mca/trace.cpp do not fit "), put(layout.name), quit(1);
     }
     for (int64_t k : LENGTHS) {
+        region("gemv", k, k * layout.rows, [&] { layout.gemv(k, weights, 1, activation, results[0]); });
+    }
+    for (int64_t k : LENGTHS_GEMM) {
+        region("gemm", k, k * layout.rows * COLUMNS, [&] { layout.gemm(k, weights, 1, COLUMNS, rows, out); });
+    }
+    for (int64_t k : LENGTHS_GEMM) {
         region("prepare", k, k, [&] { layout.activation->prepare(k, reinterpret_cast<float *>(floats), activation); });
     }
 }
@@ -108,13 +110,15 @@ void trace(const Upstream & type) {
         const int n = int(k);
         if (type.gemv != nullptr) {
             region("gemv", k, k * 4, [&] { type.gemv(n, results[0], 4, weights, activation, 1, 4); });
-            region("gemm", k, k * 4 * COLUMNS,
-                   [&] { type.gemm(n, results[0], 4, weights, activation, COLUMNS, 4); });
         } else {
             region("gemv", k, k, [&] { type.vec_dot(n, results[0], 0, weights, 0, activation, 0, 1); });
         }
     }
-    for (int64_t k : LENGTHS) {
+    for (int64_t k : LENGTHS_GEMM) {
+        if (type.gemm != nullptr) {
+            const int n = int(k);
+            region("gemm", k, k * 4 * COLUMNS, [&] { type.gemm(n, results[0], 4, weights, activation, COLUMNS, 4); });
+        }
         region("prepare", k, k, [&] { type.prepare(reinterpret_cast<float *>(floats), activation, k); });
     }
 }
