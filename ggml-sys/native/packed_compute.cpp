@@ -16,6 +16,8 @@ namespace {
 
 constexpr int64_t MAX_ROWS = 64;  // of a group
 constexpr int64_t COLUMNS = 32;   // activation rows that a kernel gets at a time
+constexpr int64_t PART = 256;     // activations of a row that are prepared apart from the others
+constexpr size_t PREPARED_BYTES = 4 << 20;
 
 int64_t groups_of(const smol_layout * layout, const ggml_tensor * weights) {
     return (weights->ne[1] + layout->rows - 1) / layout->rows;
@@ -95,44 +97,64 @@ struct Activations {
           prepared(reinterpret_cast<uint8_t *>(GGML_PAD(reinterpret_cast<uintptr_t>(work), 64))) {}
 
     int64_t rows() const { return ggml_nrows(tensor); }
+    // Row number i of those that are prepared.
     const void * row(int64_t i) const { return prepared + size_t(i) * bytes; }
 
-    // Prepares this thread's rows.
-    void prepare(const ggml_compute_params * params) const {
+    // Prepares this thread's part of rows [begin, end): whole rows, or where there are fewer rows than threads parts.
+    void prepare(const ggml_compute_params * params, int64_t begin, int64_t end) const {
         const int64_t ne1 = tensor->ne[1], ne2 = tensor->ne[2];
-        for (int64_t i = params->ith; i < rows(); i += params->nth) {
+        const int64_t parts = end - begin < params->nth ? (k + PART - 1) / PART : 1;
+        const int64_t part = parts == 1 ? k : PART;
+        const int64_t units = (end - begin) * parts;
+        for (int64_t u = units * params->ith / params->nth; u < units * (params->ith + 1) / params->nth; u++) {
+            const int64_t i = begin + u / parts, first = u % parts * part;
             const char * source = static_cast<const char *>(tensor->data) + i % ne1 * tensor->nb[1] +
                                   i / ne1 % ne2 * tensor->nb[2] + i / (ne1 * ne2) * tensor->nb[3];
-            kind->prepare(k, reinterpret_cast<const float *>(source), prepared + size_t(i) * bytes);
+            kind->prepare(std::min(part, k - first), reinterpret_cast<const float *>(source) + first,
+                          prepared + size_t(i - begin) * bytes + kind->bytes(first));
         }
     }
 };
 
+// Rows of activations that are prepared at a time: what stays in a cache of common size, and few enough that lookup
+// tables for a long prompt take no memory that counts.
+int64_t batch_rows(const smol_layout * layout, const ggml_tensor * activations) {
+    const size_t bytes = GGML_PAD(layout->activation->bytes(activations->ne[0]), 64);
+    const int64_t rows = std::max<int64_t>(int64_t(PREPARED_BYTES / bytes) / COLUMNS, 1) * COLUMNS;
+    return std::min(rows, ggml_nrows(activations));
+}
+
 void mul_mat(const ggml_compute_params * params, ggml_tensor * node, const smol_layout * layout) {
     const ggml_tensor * weights = node->src[0];
     const Activations acts(layout, node->src[1], params->wdata);
-    if (params->ith == 0) {
-        ggml_threadpool_chunk_set(params->threadpool, params->nth);
-    }
-    acts.prepare(params);
-    ggml_barrier(params->threadpool);
-
     const auto * matrix = static_cast<const uint8_t *>(weights->data);
-    const int64_t ne1 = node->ne[1], ne2 = node->ne[2], n = acts.rows();
-    run_chunks(params, groups_of(layout, weights), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t column = 0; column < n; column += COLUMNS) {
-            const int64_t count = std::min(COLUMNS, n - column);
-            const void * from[COLUMNS];
-            float * to[COLUMNS];
-            for (int64_t i = 0; i < count; i++) {
-                const int64_t c = column + i;
-                from[i] = acts.row(c);
-                to[i] = reinterpret_cast<float *>(static_cast<char *>(node->data) + c % ne1 * node->nb[1] +
-                                                  c / ne1 % ne2 * node->nb[2] + c / (ne1 * ne2) * node->nb[3]);
-            }
-            multiply(layout, acts.k, matrix, weights->ne[1], begin, end, count, from, to);
+    const int64_t ne1 = node->ne[1], ne2 = node->ne[2], n = acts.rows(), batch = batch_rows(layout, node->src[1]);
+    for (int64_t first = 0; first < n; first += batch) {
+        const int64_t last = std::min(n, first + batch);
+        if (first > 0) {
+            // Others may still read what was prepared before.
+            ggml_barrier(params->threadpool);
         }
-    });
+        if (params->ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+        acts.prepare(params, first, last);
+        ggml_barrier(params->threadpool);
+        run_chunks(params, groups_of(layout, weights), 1, [&](int64_t begin, int64_t end) {
+            for (int64_t column = first; column < last; column += COLUMNS) {
+                const int64_t count = std::min(COLUMNS, last - column);
+                const void * from[COLUMNS];
+                float * to[COLUMNS];
+                for (int64_t i = 0; i < count; i++) {
+                    const int64_t c = column + i;
+                    from[i] = acts.row(c - first);
+                    to[i] = reinterpret_cast<float *>(static_cast<char *>(node->data) + c % ne1 * node->nb[1] +
+                                                      c / ne1 % ne2 * node->nb[2] + c / (ne1 * ne2) * node->nb[3]);
+                }
+                multiply(layout, acts.k, matrix, weights->ne[1], begin, end, count, from, to);
+            }
+        });
+    }
 }
 
 // One use of an expert: which of the token's experts it is, and the token.
@@ -207,7 +229,7 @@ void mul_mat_id(const ggml_compute_params * params, ggml_tensor * node, const sm
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
         uses.sort(node, experts);
     }
-    acts.prepare(params);
+    acts.prepare(params, 0, acts.rows());
     ggml_barrier(params->threadpool);
 
     const int64_t groups = groups_of(layout, weights);
@@ -264,7 +286,8 @@ size_t smol_packed_work_size(const ggml_tensor * node) {
         return 0;
     }
     const ggml_tensor * acts = node->src[1];
-    size_t size = size_t(ggml_nrows(acts)) * GGML_PAD(layout->activation->bytes(acts->ne[0]), 64) + 64;
+    const int64_t rows = node->op == GGML_OP_MUL_MAT ? batch_rows(layout, acts) : ggml_nrows(acts);
+    size_t size = size_t(rows) * GGML_PAD(layout->activation->bytes(acts->ne[0]), 64) + 64;
     if (node->op == GGML_OP_MUL_MAT_ID) {
         size += Uses::bytes(node->src[0]->ne[2], ggml_nelements(node->src[2]));
     }

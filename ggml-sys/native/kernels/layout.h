@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-// How a row of activations is prepared for the kernels of a layout.
+// How a row of activations is prepared for the kernels of a layout. 256 activations are prepared as if they were alone, so
+// that parts of a row can be: those from number i on, a multiple of 256, lie bytes(i) bytes after the first.
 struct smol_activation {
     const char * name;
     size_t (*bytes)(int64_t k);                            // of one prepared row
