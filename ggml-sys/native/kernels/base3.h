@@ -34,7 +34,7 @@ inline int decode(uint8_t byte, int j) {
 }
 
 // Bytes as `start` makes them of packed ones go through `next` from digit to digit; `digit` gives a weight, 0..2 where
-// OFFSET is 1, -1..1 where it is 0.
+// OFFSET is 1, -1..1 where it is 0; `place` puts a digit 0..2 into field j of 2 bits.
 #if SMOL_AVX512
 
 constexpr int OFFSET = 1;
@@ -44,6 +44,9 @@ inline Bytes digit(Bytes y) {
     const __mmask64 middle = _mm512_cmpgt_epu8_mask(y, _mm512_set1_epi8(85));
     const __mmask64 above = _mm512_cmpgt_epu8_mask(y, _mm512_set1_epi8(char(170)));
     return _mm512_mask_mov_epi8(_mm512_maskz_mov_epi8(middle, _mm512_set1_epi8(1)), above, _mm512_set1_epi8(2));
+}
+template <int j> Bytes place(Bytes fields, Bytes digit) {
+    return _mm512_or_si512(fields, _mm512_slli_epi16(digit, 2 * j));
 }
 
 #elif SMOL_AVX2
@@ -55,6 +58,9 @@ inline Bytes digit(Bytes y) {
     const Bytes above = _mm256_cmpgt_epi8(y, _mm256_set1_epi8(42)), middle = _mm256_cmpgt_epi8(y, _mm256_set1_epi8(-43));
     return _mm256_abs_epi8(_mm256_add_epi8(above, middle));
 }
+template <int j> Bytes place(Bytes fields, Bytes digit) {
+    return _mm256_or_si256(fields, _mm256_slli_epi16(digit, 2 * j));
+}
 
 #elif SMOL_SSE
 
@@ -65,6 +71,9 @@ inline Bytes digit(Bytes y) {
     const Bytes above = _mm_cmpgt_epi8(y, _mm_set1_epi8(42)), middle = _mm_cmpgt_epi8(y, _mm_set1_epi8(-43));
     return _mm_abs_epi8(_mm_add_epi8(above, middle));
 }
+template <int j> Bytes place(Bytes fields, Bytes digit) {
+    return _mm_or_si128(fields, _mm_slli_epi16(digit, 2 * j));
+}
 
 #elif SMOL_NEON
 
@@ -74,6 +83,9 @@ inline Bytes next(Bytes y) { return vmulq_u8(y, vdupq_n_u8(3)); }
 inline Bytes digit(Bytes y) {
     const int8x16_t s = vreinterpretq_s8_u8(y);
     return vsubq_u8(vcltq_s8(s, vdupq_n_s8(-42)), vcgtq_s8(s, vdupq_n_s8(42)));
+}
+template <int j> Bytes place(Bytes fields, Bytes digit) {
+    return vorrq_u8(fields, vshlq_n_u8(digit, 2 * j));
 }
 
 #else
@@ -88,8 +100,23 @@ inline Bytes digit(Bytes y) {
     const uint32_t even = (y & 0x00ff00ffu) * 3 >> 8 & 0x00ff00ffu, odd = (y >> 8 & 0x00ff00ffu) * 3 >> 8 & 0x00ff00ffu;
     return even | odd << 8;
 }
+template <int j> Bytes place(Bytes fields, Bytes digit) {
+    return fields | digit << 2 * j;
+}
 
 #endif
+
+// Quads quad..quad + left of 4 weights into fields of 2 bits, weight plus one.
+template <int quad, int left> void to_fields(Bytes y, Bytes * fields) {
+    Bytes d = digit(y);
+#if SMOL_NEON
+    d = vaddq_u8(d, vdupq_n_u8(1));
+#endif
+    fields[quad / 4] = quad % 4 == 0 ? d : place<quad % 4>(fields[quad / 4], d);
+    if constexpr (left > 1) {
+        to_fields<quad + 1, left - 1>(next(y), fields);
+    }
+}
 
 // The products of one column with the bytes that are decoded.
 struct Digits {

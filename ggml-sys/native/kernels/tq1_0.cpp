@@ -8,6 +8,7 @@
 #include "layouts.h"
 #include "simd.h"
 #include "sources.h"
+#include "two_bit.h"
 
 namespace smol {
 namespace {
@@ -130,9 +131,75 @@ void gemv(int64_t k, const void * group, int64_t groups, const void * activation
     }
 }
 
+// A block as that of two_bit.h: what many columns are multiplied with, so that each digit is taken out once.
+using Fields256 = TwoBit<BLOCK, Act256>;
+
+void to_fields(const uint8_t * block, uint8_t * out) {
+    memcpy(out, block, 2 * ROWS);
+    for (int v = 0; v < VECTORS; v++) {
+        const uint8_t * bytes = block + 2 * ROWS + 4 * LANES * v;
+        uint8_t * to = out + 2 * ROWS + 4 * LANES * v;
+        const auto load = [&] {
+            const Bytes y = base3::start(load_bytes(bytes));
+            bytes += 4 * ROWS;
+            return y;
+        };
+        Bytes fields[5];
+        const auto store = [&](int n) {
+            for (int i = 0; i < n; i++, to += 4 * ROWS) {
+                memcpy(to, &fields[i], sizeof(Bytes));
+            }
+        };
+        for (int s = 0; s < STEPS - 1; s += 4) {
+            base3::to_fields<0, 5>(load(), fields);
+            base3::to_fields<5, 5>(load(), fields);
+            base3::to_fields<10, 5>(load(), fields);
+            base3::to_fields<15, 5>(load(), fields);
+            store(5);
+        }
+        base3::to_fields<0, 4>(load(), fields);
+        store(1);
+    }
+}
+
+// Blocks that are taken at a time, so that they stay in the first cache, and the activations of so many columns with
+// which they are multiplied in the second.
+constexpr int64_t BLOCKS = 8, COLUMNS = 128;
+
+void gemm_in_fields(int64_t k, const uint8_t * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
+    uint8_t fields[BLOCKS * Fields256::BYTES];
+    const void * from[COLUMNS];
+    float * to[COLUMNS];
+    for (int64_t first = 0; first < n; first += COLUMNS) {
+        const int64_t columns = n - first < COLUMNS ? n - first : COLUMNS;
+        for (int64_t b = 0; b < k / BLOCK; b += BLOCKS) {
+            const int64_t blocks = k / BLOCK - b < BLOCKS ? k / BLOCK - b : BLOCKS;
+            for (int64_t i = 0; i < columns; i++) {
+                from[i] = static_cast<const Act256 *>(activations[first + i]) + b;
+            }
+            for (int64_t g = 0; g < groups; g++) {
+                const uint8_t * block = group + g * group_bytes(k) + b * BYTES;
+                for (int64_t i = 0; i < blocks; i++) {
+                    to_fields(block + i * BYTES, fields + i * Fields256::BYTES);
+                }
+                for (int64_t i = 0; i < columns; i++) {
+                    to[i] = out[first + i] + g * ROWS;
+                }
+                if (b == 0) {
+                    Fields256::columns<false>(blocks * BLOCK, fields, 1, columns, from, to);
+                } else {
+                    Fields256::columns<true>(blocks * BLOCK, fields, 1, columns, from, to);
+                }
+            }
+        }
+    }
+}
+
 void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
     const auto * bytes = static_cast<const uint8_t *>(group);
-    if constexpr (base3::EIGHT_COLUMNS) {
+    if (n >= 32) { // few columns do not pay for `to_fields`
+        gemm_in_fields(k, bytes, groups, n, activations, out);
+    } else if constexpr (base3::EIGHT_COLUMNS) {
         tiles<tile<8>, tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
     } else {
         tiles<tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);

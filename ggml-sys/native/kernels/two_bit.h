@@ -71,8 +71,9 @@ template <int BLOCK, class Act> struct TwoBit {
         }
     }
 
-    // One group with N activation rows. 16 weights of LANES rows: 4 products, 4 ands, 3 shifts, a load.
-    template <int N>
+    // One group with N activation rows, or sums that go on from those in `out`. 16 weights of LANES rows: 4 products,
+    // 4 ands, 3 shifts, a load.
+    template <int N, bool GOES_ON = false>
     static void tile(int64_t k, const uint8_t * block, const void * const * activations, float * const * out) {
         // All vectors of a group at a time where their sums fit the registers.
         constexpr int TOGETHER = N * VECTORS <= SUMS ? VECTORS : 1;
@@ -90,6 +91,9 @@ template <int BLOCK, class Act> struct TwoBit {
             act[n] = static_cast<const Act *>(activations[n]);
             for (int v = 0; v < VECTORS; v++) {
                 sum[n][v] = set_floats(0);
+                if constexpr (GOES_ON) {
+                    memcpy(&sum[n][v], out[n] + LANES * v, sizeof(Floats));
+                }
             }
         }
         for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {
@@ -168,9 +172,14 @@ template <int BLOCK, class Act> struct TwoBit {
         }
     }
 
+    template <bool GOES_ON>
+    static void columns(int64_t k, const uint8_t * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
+        tiles<tile<8, GOES_ON>, tile<4, GOES_ON>, tile<2, GOES_ON>, tile<1, GOES_ON>>(k, group, group_bytes(k), groups, ROWS,
+                                                                                      n, activations, out);
+    }
+
     static void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
-        const auto * bytes = static_cast<const uint8_t *>(group);
-        tiles<tile<8>, tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
+        columns<false>(k, static_cast<const uint8_t *>(group), groups, n, activations, out);
     }
 };
 
