@@ -74,40 +74,64 @@ template <int n> Range range(const float * x) {
 #endif
 }
 
+// How llama.cpp rounds to Q8_0: its AVX code, its NEON code and its plain code differ.
+#if SMOL_AVX512 || SMOL_AVX2 || SMOL_NEON
+constexpr bool TIES_AWAY = false; // from zero, not to even
+#else
+constexpr bool TIES_AWAY = true;
+#endif
+inline float inverse_scale(float largest) {
+#if SMOL_AVX512 || SMOL_AVX2
+    return largest != 0 ? 127.0f / largest : 0;
+#else
+    const float d = largest / 127.0f;
+    return d != 0 ? 1.0f / d : 0;
+#endif
+}
+
 #if SMOL_AVX2 || SMOL_SSE
-inline __m128i round4(const float * x, __m128 scale) {
-    return _mm_cvtps_epi32(_mm_mul_ps(_mm_loadu_ps(x), scale));
+template <bool away> inline __m128i round4(const float * x, __m128 scale) {
+    const __m128 v = _mm_mul_ps(_mm_loadu_ps(x), scale);
+    const __m128i q = _mm_cvtps_epi32(v);
+    if (!away) {
+        return q;
+    }
+    // What is half a step farther from zero than its rounded value was a tie.
+    const __m128 sign = _mm_and_ps(v, _mm_set1_ps(-0.0f));
+    const __m128 tie = _mm_cmpeq_ps(_mm_sub_ps(v, _mm_cvtepi32_ps(q)), _mm_or_ps(sign, _mm_set1_ps(0.5f)));
+    const __m128i step = _mm_or_si128(_mm_srai_epi32(_mm_castps_si128(v), 31), _mm_set1_epi32(1));
+    return _mm_add_epi32(q, _mm_and_si128(_mm_castps_si128(tie), step));
 }
 #elif SMOL_NEON
-inline int16x4_t round4(const float * x, float scale) {
+template <bool> inline int16x4_t round4(const float * x, float scale) {
     return vqmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x), scale)));
 }
 #endif
 
-// 16 times q = x * scale, to nearest, ties to even, at most 127; gives the sum of the q.
-inline int32_t round16(const float * x, float scale, int8_t * q) {
+// 16 times q = x * scale, to nearest, ties to even or away from zero, at most 127; gives the sum of the q.
+template <bool away> inline int32_t round16(const float * x, float scale, int8_t * q) {
 #if SMOL_AVX512 || SMOL_AVX2 || SMOL_SSE
 #    if SMOL_AVX512
     const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(scale))));
 #    else
     const __m128 s = _mm_set1_ps(scale);
-    const __m128i bytes = _mm_packs_epi16(_mm_packs_epi32(round4(x, s), round4(x + 4, s)),
-                                          _mm_packs_epi32(round4(x + 8, s), round4(x + 12, s)));
+    const __m128i bytes = _mm_packs_epi16(_mm_packs_epi32(round4<away>(x, s), round4<away>(x + 4, s)),
+                                          _mm_packs_epi32(round4<away>(x + 8, s), round4<away>(x + 12, s)));
 #    endif
     _mm_storeu_si128((__m128i *) q, bytes);
     // Sums of 8 bytes without a sign.
     const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
     return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
 #elif SMOL_NEON
-    const int8x8_t a = vqmovn_s16(vcombine_s16(round4(x, scale), round4(x + 4, scale)));
-    const int8x8_t b = vqmovn_s16(vcombine_s16(round4(x + 8, scale), round4(x + 12, scale)));
+    const int8x8_t a = vqmovn_s16(vcombine_s16(round4<away>(x, scale), round4<away>(x + 4, scale)));
+    const int8x8_t b = vqmovn_s16(vcombine_s16(round4<away>(x + 8, scale), round4<away>(x + 12, scale)));
     const int8x16_t bytes = vcombine_s8(a, b);
     vst1q_s8(q, bytes);
     return vaddlvq_s8(bytes);
 #else
     int32_t sum = 0;
     for (int i = 0; i < 16; i++) {
-        const float rounded = nearbyintf(x[i] * scale);
+        const float rounded = away ? roundf(x[i] * scale) : nearbyintf(x[i] * scale);
         q[i] = rounded < 127 ? rounded > -128 ? int8_t(rounded) : int8_t(-128) : int8_t(127);
         sum += q[i];
     }
@@ -133,10 +157,11 @@ inline void prepare4(const float * __restrict x, Act32 * __restrict block) {
         largest[b] = vmaxnmq_f32(even, odd);
     }
     const float32x4_t all = vpmaxnmq_f32(vpmaxnmq_f32(largest[0], largest[1]), vpmaxnmq_f32(largest[2], largest[3]));
-    const float32x4_t d = vcvt_f32_f16(vcvt_f16_f32(vdivq_f32(all, vdupq_n_f32(127))));
-    const uint32x4_t some = vcgtq_f32(all, vdupq_n_f32(0));
+    const float32x4_t scale = vdivq_f32(all, vdupq_n_f32(127));
+    const float32x4_t d = vcvt_f32_f16(vcvt_f16_f32(scale));
+    const uint32x4_t some = vcgtq_f32(scale, vdupq_n_f32(0));
     float inverse[4];
-    vst1q_f32(inverse, vreinterpretq_f32_u32(vandq_u32(some, vreinterpretq_u32_f32(vdivq_f32(vdupq_n_f32(127), all)))));
+    vst1q_f32(inverse, vreinterpretq_f32_u32(vandq_u32(some, vreinterpretq_u32_f32(vdivq_f32(vdupq_n_f32(1), scale)))));
     int16x8_t sums[4];
     for (int b = 0; b < 4; b++) {
         int32x4_t q[8];
@@ -173,8 +198,9 @@ void prepare32(int64_t k, const float * __restrict x, void * __restrict out) {
     for (int64_t b = 0; b < k / 32; b++, block++, x += 32) {
         const float largest = range<32>(x).largest();
         block->d = through_half(largest / 127.0f);
-        const float inverse = largest != 0 ? 127.0f / largest : 0;
-        block->minus_sum = -(round16(x, inverse, block->q) + round16(x + 16, inverse, block->q + 16));
+        const float inverse = inverse_scale(largest);
+        block->minus_sum =
+            -(round16<TIES_AWAY>(x, inverse, block->q) + round16<TIES_AWAY>(x + 16, inverse, block->q + 16));
     }
 }
 
@@ -192,7 +218,7 @@ void prepare128(int64_t k, const float * __restrict x, void * __restrict out) {
         }
         int32_t sum = 0;
         for (int i = 0; i < 128; i += 16) {
-            sum += round16(x + i, inverse, block->q + i);
+            sum += round16<false>(x + i, inverse, block->q + i);
         }
         block->minus_sum = -sum;
         block->d = largest / 127.0f;
@@ -224,7 +250,7 @@ void prepare256(int64_t k, const float * __restrict x, void * __restrict out) {
         const float scale = -127.0f / (sign * largest);
         int32_t total = 0;
         for (int i = 0; i < 16; i++) {
-            const int32_t sum = round16(x + 16 * i, scale, block->q + 16 * i);
+            const int32_t sum = round16<false>(x + 16 * i, scale, block->q + 16 * i);
             block->sums_low[i] = int8_t(sum & 127);
             block->sums_high[i] = int8_t(sum >> 7);
             total += sum;
