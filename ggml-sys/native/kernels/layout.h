@@ -34,7 +34,7 @@ struct smol_layout {
     size_t (*group_bytes)(int64_t k); // of one packed group
     // Packs n <= rows rows of k weights that lie `stride` bytes apart.
     void (*pack)(int64_t k, const void * rows, size_t stride, int64_t n, void * group);
-    // Row number `row` of a group as floats, each the same as the plain type's.
+    // Row number `row` of a group as floats: the plain type's, or where the layout is not exact those that it keeps.
     void (*unpack_row)(int64_t k, const void * group, int64_t row, float * out);
 
     // Products of `groups` consecutive groups with one prepared row: groups * rows floats.

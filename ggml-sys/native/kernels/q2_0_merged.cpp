@@ -3,7 +3,9 @@
 // rounded to 8 bits like the others). Loses accuracy.
 //
 // The merged scale is the one with the least squared error over the 128 weights, which are rounded to it anew. Blocks of
-// one scale lose nothing.
+// one scale lose nothing. Where scales s scatter, the root mean square error of the weights, relative to theirs, is about
+// 0.7 times the standard deviation of log s: 1.4 % for 0.02, 7 % for 0.1, 14 % for 0.2; 11 % for a model that was
+// rounded after training, with neighbours' scales 0.35 apart. What that costs is for `perplexity` to say, model by model.
 #include "activations.h"
 #include "sources.h"
 #include "two_bit.h"
