@@ -270,7 +270,11 @@ void gemv(int64_t k, const void * group, int64_t groups, const void * activation
 
 void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
     const auto * bytes = static_cast<const uint8_t *>(group);
+#if SMOL_AVX512
+    tiles<tile<16>, tile<8>, tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
+#else
     tiles<tile<8>, tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
+#endif
 }
 
 } // namespace
