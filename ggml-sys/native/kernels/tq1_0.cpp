@@ -197,7 +197,7 @@ void gemm_in_fields(int64_t k, const uint8_t * group, int64_t groups, int64_t n,
 
 void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {
     const auto * bytes = static_cast<const uint8_t *>(group);
-    if (n >= 32) { // few columns do not pay for `to_fields`
+    if (n >= (base3::EIGHT_COLUMNS ? 16 : 8)) { // fewer columns do not pay for `to_fields`
         gemm_in_fields(k, bytes, groups, n, activations, out);
     } else if constexpr (base3::EIGHT_COLUMNS) {
         tiles<tile<8>, tile<4>, tile<2>, tile<1>>(k, bytes, group_bytes(k), groups, ROWS, n, activations, out);
