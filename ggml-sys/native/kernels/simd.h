@@ -87,8 +87,6 @@ inline Ints set_ints(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Ints load_u8(const uint8_t * p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *) p)); }
 inline Ints shift_left(Ints a, int n) { return _mm512_slli_epi32(a, n); }
-// a * b where both fit in 16 bits
-inline Ints multiply_small(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 
 inline Floats set_floats(float x) { return _mm512_set1_ps(x); }
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
@@ -129,7 +127,6 @@ inline Ints set_ints(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Ints load_u8(const uint8_t * p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) p)); }
 inline Ints shift_left(Ints a, int n) { return _mm256_slli_epi32(a, n); }
-inline Ints multiply_small(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
 
 inline Floats set_floats(float x) { return _mm256_set1_ps(x); }
 inline Floats to_floats(Ints a) { return _mm256_cvtepi32_ps(a); }
@@ -177,7 +174,6 @@ inline Ints load_u8(const uint8_t * p) {
     return _mm_cvtepu8_epi32(_mm_cvtsi32_si128(four));
 }
 inline Ints shift_left(Ints a, int n) { return _mm_slli_epi32(a, n); }
-inline Ints multiply_small(Ints a, Ints b) { return _mm_madd_epi16(a, b); }
 
 inline Floats set_floats(float x) { return _mm_set1_ps(x); }
 inline Floats to_floats(Ints a) { return _mm_cvtepi32_ps(a); }
@@ -240,7 +236,6 @@ inline Ints load_u8(const uint8_t * p) {
     return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(wide)));
 }
 inline Ints shift_left(Ints a, int n) { return vshlq_s32(a, vdupq_n_s32(n)); }
-inline Ints multiply_small(Ints a, Ints b) { return vmulq_s32(a, b); }
 
 inline Floats set_floats(float x) { return vdupq_n_f32(x); }
 inline Floats to_floats(Ints a) { return vcvtq_f32_s32(a); }
@@ -304,7 +299,6 @@ inline Ints set_ints(int32_t x) { return x; }
 inline Ints add_ints(Ints a, Ints b) { return a + b; }
 inline Ints load_u8(const uint8_t * p) { return *p; }
 inline Ints shift_left(Ints a, int n) { return Ints(uint32_t(a) << n); }
-inline Ints multiply_small(Ints a, Ints b) { return a * b; }
 inline Floats set_floats(float x) { return x; }
 inline Floats to_floats(Ints a) { return float(a); }
 inline Floats load_halves(const void * p) { return half_to_float(load_half(p)); }
