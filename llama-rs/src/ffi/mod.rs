@@ -4,6 +4,7 @@
 //! way into Rust (the guarded `smol_` functions turn them into a status).
 
 pub(crate) mod call;
+pub(crate) mod clock;
 pub(crate) mod context;
 pub(crate) mod engine;
 #[cfg(feature = "tools")]

@@ -8,6 +8,7 @@ use super::random::{Random, Weights, many_rows};
 use super::{Layout, Matrix, MatrixShape, Operation, Product, Storage};
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::clock::ThreadTime;
 
 /// The same random weights twice: packed by a layout, and as stock llama.cpp keeps them.
 #[derive(Debug)]
@@ -169,6 +170,9 @@ impl Pair {
 
     /// Times an operation both ways by turns.
     ///
+    /// With one thread it is the time that the thread computes, where the system tells it: what other programs do
+    /// meanwhile counts less. With more it is the time that passes.
+    ///
     /// # Errors
     /// As [`Matrix::operation`]; [`ErrorKind::Cancelled`].
     pub fn measure(&self, operation: &Operation, options: &MeasureOptions) -> Result<Measurement> {
@@ -178,6 +182,7 @@ impl Pair {
         let begin = Instant::now();
         let (mut ours, mut stock) = self.products(operation, options.threads)?;
         // The first time pays for page faults.
+        let time = if options.threads == 1 { thread_time } else { wall_time };
         let first = (time(&mut ours, 1)?, time(&mut stock, 1)?);
         let comparison = self.comparison(operation, &ours, &stock);
         let times = |first: Duration| {
@@ -275,9 +280,16 @@ impl Times {
     }
 }
 
-/// The time of one of `times` computations.
-fn time(product: &mut Product, times: u32) -> Result<Duration> {
+/// The time that passes in one of `times` computations.
+fn wall_time(product: &mut Product, times: u32) -> Result<Duration> {
     let start = Instant::now();
+    product.compute(times)?;
+    Ok(start.elapsed() / times)
+}
+
+/// The time that this thread, the only one, computes in one of `times` computations.
+fn thread_time(product: &mut Product, times: u32) -> Result<Duration> {
+    let start = ThreadTime::now();
     product.compute(times)?;
     Ok(start.elapsed() / times)
 }
