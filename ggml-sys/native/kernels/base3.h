@@ -8,6 +8,7 @@
 #pragma once
 
 #include "simd.h"
+#include "sources.h"
 
 #include <type_traits>
 
@@ -16,13 +17,27 @@ namespace base3 {
 
 constexpr int DIGITS = 5;
 
-// digits[0] comes out first; each -1..1.
-inline uint8_t encode(const int * digits) {
-    int value = 0;
-    for (int j = 0; j < DIGITS; j++) {
-        value = 3 * value + digits[j] + 1;
+// The bytes of all numbers of 5 digits.
+struct Encoded {
+    uint8_t bytes[243] = {};
+    constexpr Encoded() {
+        for (int i = 0; i < 243; i++) {
+            bytes[i] = uint8_t((i * 256 + 242) / 243 - 128);
+        }
     }
-    return uint8_t((value * 256 + 242) / 243 - 128); // 3^5 = 243
+};
+
+// Four bytes, in a word. Digit j of byte i is digits[4 * j + i], 0..2; digit 0 comes out first.
+inline uint32_t encode(const uint8_t * digits) {
+    static constexpr Encoded encoded;
+    uint32_t numbers = 0, word = 0;
+    for (int j = 0; j < DIGITS; j++) {
+        numbers = 3 * numbers + load_32(digits + 4 * j);
+    }
+    for (int i = 0; i < 32; i += 8) {
+        word |= uint32_t(encoded.bytes[numbers >> i & 255]) << i;
+    }
+    return word;
 }
 
 inline int decode(uint8_t byte, int j) {

@@ -11,6 +11,7 @@
 #include "activations.h"
 #include "layouts.h"
 #include "simd.h"
+#include "sources.h"
 
 #include <utility>
 
@@ -20,11 +21,7 @@ namespace {
 constexpr int BLOCK = 128;
 constexpr size_t BYTES = ROWS * (2 + BLOCK / 8);
 
-struct Source { // as in a file (ggml-common.h: block_q1_0)
-    uint16_t d;
-    uint8_t  qs[16];
-};
-static_assert(sizeof(Source) == 18, "a block of Q1_0");
+static_assert(BYTES == ROWS * sizeof(SourceQ1), "no byte more");
 
 size_t group_bytes(int64_t k) {
     return size_t(k / BLOCK) * BYTES;
@@ -39,19 +36,21 @@ int bit_of(int i) {
 }
 
 void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) {
-    auto * out = static_cast<uint8_t *>(group);
-    memset(out, 0, group_bytes(k));
-    for (int64_t row = 0; row < n; row++) {
-        const auto * source = reinterpret_cast<const Source *>(static_cast<const uint8_t *>(rows) + stride * row);
-        for (int64_t b = 0; b < k / BLOCK; b++) {
-            uint8_t * block = out + b * BYTES;
-            memcpy(block + 2 * row, &source[b].d, 2);
-            for (int i = 0; i < BLOCK; i++) {
-                const int bit = source[b].qs[i / 8] >> i % 8 & 1;
-                block[byte_of(row, i)] |= bit << bit_of(i);
+    const auto put = [](const SourceQ1 & source, int64_t row, uint8_t * block) {
+        uint32_t planes[4];
+        for (int i = 0; i < 2; i++) {
+            uint64_t bytes = 0;
+            for (int b = 0; b < 8; b++) { // the bytes whose bits become bits b: weights 32 (b % 4) + 16 (b / 4) + 8 i and up
+                bytes |= uint64_t(source.qs[4 * (b % 4) + 2 * (b / 4) + i]) << 8 * b;
             }
+            bytes = transpose_bits(bytes);
+            planes[2 * i] = uint32_t(bytes);
+            planes[2 * i + 1] = uint32_t(bytes >> 32);
         }
-    }
+        memcpy(block + 2 * row, &source.d, 2);
+        store_words(planes, row, block + 2 * ROWS);
+    };
+    pack_blocks<SourceQ1>(k / BLOCK, rows, stride, n, group, BYTES, put);
 }
 
 int bit(const uint8_t * block, int64_t row, int i) {

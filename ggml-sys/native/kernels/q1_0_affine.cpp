@@ -31,7 +31,7 @@ struct Range {
     uint16_t low;
     float    from, to;
 
-    Range(int64_t blocks, const lookups::Source * source) : low(source[0].d), from(half_to_float(low)), to(from) {
+    Range(int64_t blocks, const SourceQ1 * source) : low(source[0].d), from(half_to_float(low)), to(from) {
         for (int64_t b = 1; b < blocks; b++) {
             const float d = half_to_float(source[b].d);
             low = d < from ? source[b].d : low;
@@ -50,7 +50,7 @@ struct AffineScales {
     static uint8_t * base(uint8_t * head, int64_t row) { return head + 2 * row; }
     static uint8_t * span(uint8_t * head, int64_t row) { return head + 2 * (lookups::ROWS_LOOKUP + row); }
 
-    static void pack(int64_t blocks, const lookups::Source * source, uint8_t * head, int64_t row, uint8_t * at,
+    static void pack(int64_t blocks, const SourceQ1 * source, uint8_t * head, int64_t row, uint8_t * at,
                      int64_t stride) {
         const Range range(blocks, source);
         const uint16_t half = half_above(range.span());
@@ -80,7 +80,7 @@ struct AffineScales {
 
 bool accepts(int64_t k, const void * rows, size_t stride, int64_t n) {
     for (int64_t row = 0; row < n; row++) {
-        const auto * source = reinterpret_cast<const lookups::Source *>(static_cast<const uint8_t *>(rows) + stride * row);
+        const auto * source = source_row<SourceQ1>(rows, stride, row);
         for (int64_t b = 0; b < k / lookups::BLOCK; b++) {
             if ((source[b].d & 0x7c00) == 0x7c00) {
                 return false; // infinite, NaN

@@ -90,7 +90,7 @@ void prepare_tables(int64_t k, const float * x, void * out) {
 struct HalfScales {
     static constexpr int ROW_BYTES = 0, BLOCK_BYTES = 2;
 
-    static void pack(int64_t blocks, const lookups::Source * source, uint8_t *, int64_t row, uint8_t * at, int64_t stride) {
+    static void pack(int64_t blocks, const SourceQ1 * source, uint8_t *, int64_t row, uint8_t * at, int64_t stride) {
         for (int64_t b = 0; b < blocks; b++) {
             memcpy(at + 2 * row + b * stride, &source[b].d, 2);
         }

@@ -13,6 +13,7 @@
 #include "activations.h"
 #include "layouts.h"
 #include "simd.h"
+#include "sources.h"
 
 namespace smol {
 
@@ -180,12 +181,6 @@ constexpr int HALVES = 1;
 constexpr int ROWS_LOOKUP = WIDTH * HALVES;
 constexpr int BLOCK = 128;
 
-struct Source { // as in a file (ggml-common.h: block_q1_0)
-    uint16_t d;
-    uint8_t  qs[16];
-};
-static_assert(sizeof(Source) == 18, "a block of Q1_0");
-
 // Scales:
 //   ROW_BYTES, BLOCK_BYTES: of one row, at the start of a group and of a block
 //   pack(blocks, source, head, row, at, stride): one row; block b's bytes are at + b * stride
@@ -209,7 +204,7 @@ template <class Scales> struct Lookup {
         auto * head = static_cast<uint8_t *>(group);
         memset(head, 0, group_bytes(k));
         for (int64_t row = 0; row < n; row++) {
-            const auto * source = reinterpret_cast<const Source *>(static_cast<const uint8_t *>(rows) + stride * row);
+            const auto * source = source_row<SourceQ1>(rows, stride, row);
             uint8_t * block = head + HEAD;
             Scales::pack(k / BLOCK, source, head, row, block, BYTES);
             for (int64_t b = 0; b < k / BLOCK; b++, block += BYTES) {

@@ -6,6 +6,7 @@
 #include "activations.h"
 #include "layouts.h"
 #include "simd.h"
+#include "sources.h"
 
 namespace smol {
 namespace {
@@ -13,34 +14,20 @@ namespace {
 constexpr int BLOCK = 64;
 constexpr size_t BYTES = ROWS * (2 + BLOCK / 4);
 
-struct Source { // as in a file (ggml-common.h: block_q2_0)
-    uint16_t d;
-    uint8_t  qs[16];
-};
-static_assert(sizeof(Source) == 18, "a block of Q2_0");
-
-int source_weight(const Source & block, int k) { // 0..3 (ggml-quants.c: dequantize_row_q2_0)
-    return block.qs[k / 4] >> k % 4 * 2 & 3;
-}
+static_assert(BYTES == ROWS * sizeof(SourceQ2), "no byte more");
 
 size_t group_bytes(int64_t k) {
     return size_t(k / BLOCK) * BYTES;
 }
 
 void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) {
-    auto * out = static_cast<uint8_t *>(group);
-    memset(out, 0, group_bytes(k));
-    for (int64_t row = 0; row < n; row++) {
-        const auto * source = reinterpret_cast<const Source *>(static_cast<const uint8_t *>(rows) + stride * row);
-        for (int64_t b = 0; b < k / BLOCK; b++) {
-            uint8_t * block = out + b * BYTES;
-            memcpy(block + 2 * row, &source[b].d, 2);
-            uint8_t * fields = block + 2 * ROWS;
-            for (int i = 0; i < BLOCK; i++) {
-                fields[i / 16 * 4 * ROWS + 4 * row + i % 4] |= source_weight(source[b], i) << i % 16 / 4 * 2;
-            }
-        }
-    }
+    const auto put = [](const SourceQ2 & source, int64_t row, uint8_t * block) {
+        uint32_t fields[4];
+        to_fields(source.qs, fields);
+        memcpy(block + 2 * row, &source.d, 2);
+        store_words(fields, row, block + 2 * ROWS);
+    };
+    pack_blocks<SourceQ2>(k / BLOCK, rows, stride, n, group, BYTES, put);
 }
 
 int weight(const uint8_t * block, int64_t row, int i) { // -1..2

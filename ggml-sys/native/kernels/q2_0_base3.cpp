@@ -54,24 +54,25 @@ void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) 
     const int64_t blocks = k / BLOCK;
     for (int64_t row = 0; row < n; row++) {
         const auto * source = source_row<SourceQ2>(rows, stride, row);
+        uint8_t shared[4 * base3::DIGITS];
         for (int64_t b = 0; b < blocks; b++) {
+            uint8_t  digits[BLOCK];
+            uint32_t fields[4], words[3];
+            to_fields(source[b].qs, fields);
+            fields_to_quads(fields, digits);
+            for (int s = 0; s < 3; s++) {
+                words[s] = base3::encode(digits + 20 * s);
+            }
             uint8_t * block = out + block_offset(b);
             memcpy(block + 2 * row, &source[b].d, 2);
-            for (int byte = 0; byte < 12; byte++) {
-                int digits[base3::DIGITS];
-                for (int j = 0; j < base3::DIGITS; j++) {
-                    digits[j] = source[b].weight(byte / 4 * 20 + 4 * j + byte % 4);
-                }
-                block[2 * ROWS + byte / 4 * 4 * ROWS + 4 * row + byte % 4] = base3::encode(digits);
+            store_words(words, row, block + 2 * ROWS);
+            if (b % BLOCKS == 0) {
+                memset(shared, 1, sizeof shared);
             }
-        }
-        for (int64_t b = 0; b < blocks; b += BLOCKS) {
-            for (int i = 0; i < 4; i++) {
-                int digits[base3::DIGITS] = {};
-                for (int j = 0; j < BLOCKS && b + j < blocks; j++) {
-                    digits[j] = source[b + j].weight(60 + i);
-                }
-                out[part_offset(b) + 4 * row + i] = base3::encode(digits);
+            memcpy(shared + b % BLOCKS * 4, digits + 60, 4);
+            if (b % BLOCKS == BLOCKS - 1 || b == blocks - 1) {
+                const uint32_t word[1] = {base3::encode(shared)};
+                store_words(word, row, out + part_offset(b));
             }
         }
     }

@@ -41,24 +41,38 @@ struct Merged {
     int      weight[VALUES]; // -1..2; number 4 b + q + 1 is for weight q of block b
     float    error = INFINITY; // sum of squares
 
-    explicit Merged(const SourceQ2 * blocks) {
-        float value[VALUES], count[VALUES] = {};
-        for (int b = 0; b < 2; b++) {
-            for (int i = 0; i < BLOCK / 2; i++) {
-                count[4 * b + blocks[b].weight(i) + 1] += 1;
-            }
-            for (int q = 0; q < 4; q++) {
-                weight[4 * b + q] = q - 1;
-                value[4 * b + q] = float(q - 1) * half_to_float(blocks[b].d);
-            }
+    explicit Merged(const SourceQ2 * blocks) : scale(blocks[0].d) {
+        for (int i = 0; i < VALUES; i++) {
+            weight[i] = i % 4 - 1;
         }
-        scale = blocks[0].d;
         if (blocks[0].d != blocks[1].d) {
+            float value[VALUES], count[VALUES];
+            for (int i = 0; i < VALUES; i++) {
+                const SourceQ2 & block = blocks[i / 4];
+                value[i] = float(i % 4 - 1) * half_to_float(block.d);
+                count[i] = float(__builtin_popcountll(fields_equal(load_64(block.qs), i % 4)) +
+                                 __builtin_popcountll(fields_equal(load_64(block.qs + 8), i % 4)));
+            }
             search(value, count);
         }
     }
 
+    // The fields of 32 weights of block b, as they become.
+    uint64_t map(uint64_t fields, int b) const {
+        uint64_t out = 0;
+        for (int q = 0; q < 4; q++) {
+            out |= fields_equal(fields, q) * uint64_t(weight[4 * b + q] + 1);
+        }
+        return out;
+    }
+
 private:
+    // A one in each field of 2 bits that is q.
+    static uint64_t fields_equal(uint64_t fields, int q) {
+        const uint64_t same = ~(fields ^ uint64_t(q) * 0x5555555555555555);
+        return same & same >> 1 & 0x5555555555555555;
+    }
+
     // Rounding changes where a scale is a weight over 1/2, -1/2 or 3/2. Between two such places the best scale for the
     // rounded weights is their least-squares fit; the best of those is the best of all.
     void search(const float * value, const float * count) {
@@ -130,17 +144,16 @@ bool accepts(int64_t k, const void * rows, size_t stride, int64_t n) {
 }
 
 void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) {
-    memset(group, 0, Fields128::group_bytes(k));
-    for (int64_t row = 0; row < n; row++) {
-        const auto * source = source_row<SourceQ2>(rows, stride, row);
-        for (int64_t b = 0; b < k / BLOCK; b++) {
-            const SourceQ2 * blocks = source + 2 * b;
-            const Merged merged(blocks);
-            Fields128::pack_block(Fields128::block(b, group), row, merged.scale, [&](int i) {
-                return merged.weight[i / 64 * 4 + blocks[i / 64].weight(i % 64) + 1];
-            });
+    using Two = SourceQ2[2];
+    const auto put = [](const Two & blocks, int64_t row, uint8_t * block) {
+        const Merged merged(blocks);
+        uint32_t fields[8];
+        for (int i = 0; i < 4; i++) {
+            to_fields(merged.map(load_64(blocks[i / 2].qs + i % 2 * 8), i / 2), fields + 2 * i);
         }
-    }
+        Fields128::pack_block(merged.scale, fields, row, block);
+    };
+    pack_blocks<Two>(k / BLOCK, rows, stride, n, group, Fields128::BYTES, put);
 }
 
 } // namespace

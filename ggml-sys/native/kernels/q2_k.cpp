@@ -7,6 +7,7 @@
 #include "activations.h"
 #include "layouts.h"
 #include "simd.h"
+#include "sources.h"
 
 namespace smol {
 namespace {
@@ -16,39 +17,23 @@ constexpr size_t SCALES = ROWS * 4; // where they start
 constexpr size_t FIELDS = SCALES + ROWS * 16;
 constexpr size_t BYTES = FIELDS + ROWS * BLOCK / 4;
 
-struct Source { // as in a file (ggml-common.h: block_q2_K)
-    uint8_t  scales[16];
-    uint8_t  qs[64];
-    uint16_t d, dmin;
-};
-static_assert(sizeof(Source) == 84, "a block of Q2_K");
-
-int source_weight(const Source & block, int k) { // 0..3 (ggml-quants.c: dequantize_row_q2_K)
-    return block.qs[k / 128 * 32 + k % 32] >> k % 128 / 32 * 2 & 3;
-}
+static_assert(BYTES == ROWS * sizeof(SourceQ2K), "no byte more");
 
 size_t group_bytes(int64_t k) {
     return size_t(k / BLOCK) * BYTES;
 }
 
 void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) {
-    auto * out = static_cast<uint8_t *>(group);
-    memset(out, 0, group_bytes(k));
-    for (int64_t row = 0; row < n; row++) {
-        const auto * source = reinterpret_cast<const Source *>(static_cast<const uint8_t *>(rows) + stride * row);
-        for (int64_t b = 0; b < k / BLOCK; b++) {
-            uint8_t * block = out + b * BYTES;
-            memcpy(block + 2 * row, &source[b].d, 2);
-            memcpy(block + 2 * ROWS + 2 * row, &source[b].dmin, 2);
-            for (int s = 0; s < 16; s++) {
-                block[SCALES + s / 4 * 4 * ROWS + 4 * row + s % 4] = source[b].scales[s];
-            }
-            uint8_t * fields = block + FIELDS;
-            for (int i = 0; i < BLOCK; i++) {
-                fields[i / 16 * 4 * ROWS + 4 * row + i % 4] |= source_weight(source[b], i) << i % 16 / 4 * 2;
-            }
-        }
-    }
+    const auto put = [](const SourceQ2K & source, int64_t row, uint8_t * block) {
+        uint32_t scales[4], fields[16];
+        memcpy(scales, source.scales, sizeof scales);
+        to_fields(source.qs, fields);
+        memcpy(block + 2 * row, &source.d, 2);
+        memcpy(block + 2 * ROWS + 2 * row, &source.dmin, 2);
+        store_words(scales, row, block + SCALES);
+        store_words(fields, row, block + FIELDS);
+    };
+    pack_blocks<SourceQ2K>(k / BLOCK, rows, stride, n, group, BYTES, put);
 }
 
 int weight(const uint8_t * block, int64_t row, int i) { // 0..3

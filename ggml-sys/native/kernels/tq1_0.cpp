@@ -24,25 +24,18 @@ size_t group_bytes(int64_t k) {
 }
 
 void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) {
-    auto * out = static_cast<uint8_t *>(group);
-    memset(out, 0, group_bytes(k));
-    for (int64_t row = 0; row < n; row++) {
-        const auto * source = source_row<SourceTq1>(rows, stride, row);
-        for (int64_t b = 0; b < k / BLOCK; b++) {
-            uint8_t * block = out + b * BYTES;
-            memcpy(block + 2 * row, &source[b].d, 2);
-            for (int s = 0; s < STEPS; s++) {
-                for (int i = 0; i < 4; i++) {
-                    int digits[base3::DIGITS];
-                    for (int j = 0; j < base3::DIGITS; j++) {
-                        const int index = 20 * s + 4 * j + i;
-                        digits[j] = index < BLOCK ? source[b].weight(index) : 0;
-                    }
-                    block[2 * ROWS + 4 * ROWS * s + 4 * row + i] = base3::encode(digits);
-                }
-            }
+    const auto put = [](const SourceTq1 & source, int64_t row, uint8_t * block) {
+        uint8_t digits[4 * STEPS * base3::DIGITS];
+        source.unpack(digits);
+        memset(digits + BLOCK, 1, sizeof digits - BLOCK);
+        uint32_t words[STEPS];
+        for (int s = 0; s < STEPS; s++) {
+            words[s] = base3::encode(digits + 20 * s);
         }
-    }
+        memcpy(block + 2 * row, &source.d, 2);
+        store_words(words, row, block + 2 * ROWS);
+    };
+    pack_blocks<SourceTq1>(k / BLOCK, rows, stride, n, group, BYTES, put);
 }
 
 int weight(const uint8_t * block, int64_t row, int i) { // -1..1

@@ -11,13 +11,14 @@ constexpr int BLOCK = 256;
 using Fields256 = TwoBit<BLOCK, Act256>;
 
 void pack(int64_t k, const void * rows, size_t stride, int64_t n, void * group) {
-    memset(group, 0, Fields256::group_bytes(k));
-    for (int64_t row = 0; row < n; row++) {
-        const auto * source = source_row<SourceTq1>(rows, stride, row);
-        for (int64_t b = 0; b < k / BLOCK; b++) {
-            Fields256::pack_block(Fields256::block(b, group), row, source[b].d, [&](int i) { return source[b].weight(i); });
-        }
-    }
+    const auto put = [](const SourceTq1 & source, int64_t row, uint8_t * block) {
+        uint8_t  quads[BLOCK];
+        uint32_t fields[16];
+        source.unpack(quads);
+        quads_to_fields(quads, fields);
+        Fields256::pack_block(source.d, fields, row, block);
+    };
+    pack_blocks<SourceTq1>(k / BLOCK, rows, stride, n, group, Fields256::BYTES, put);
 }
 
 } // namespace

@@ -7,6 +7,7 @@
 
 #include "layouts.h"
 #include "simd.h"
+#include "sources.h"
 
 namespace smol {
 
@@ -22,14 +23,9 @@ template <int BLOCK, class Act> struct TwoBit {
 
     static size_t group_bytes(int64_t k) { return size_t(k / BLOCK) * BYTES; }
 
-    static uint8_t * block(int64_t b, void * group) { return static_cast<uint8_t *>(group) + b * BYTES; }
-
-    // For a block that is zero; weight(i) is -1..2.
-    template <class Weight> static void pack_block(uint8_t * block, int64_t row, uint16_t scale, const Weight & weight) {
+    static void pack_block(uint16_t scale, const uint32_t (&fields)[BLOCK / 16], int64_t row, uint8_t * block) {
         memcpy(block + 2 * row, &scale, 2);
-        for (int i = 0; i < BLOCK; i++) {
-            block[2 * ROWS + i / 16 * 4 * ROWS + 4 * row + i % 4] |= uint8_t((weight(i) + 1) << i % 16 / 4 * 2);
-        }
+        store_words(fields, row, block + 2 * ROWS);
     }
 
     static int weight(const uint8_t * block, int64_t row, int i) { // -1..2
