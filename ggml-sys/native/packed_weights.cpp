@@ -214,6 +214,11 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
             continue;
         }
         tensor->extra = const_cast<smol_layout *>(layout);
+        for (smol_weight & weight : current.weights) {
+            if (weight.path && !strcmp(weight.name, tensor->name)) {
+                weight.path = layout->name;
+            }
+        }
         const size_t group_bytes = layout->group_bytes(k), matrix_bytes = smol_packed_matrix_bytes(layout, tensor);
         const int64_t groups = int64_t(matrix_bytes / group_bytes);
         in_parallel(groups * tensor->ne[2], [&](int64_t i) {
