@@ -121,10 +121,18 @@ const char * refusal(const ggml_tensor * weight, ggml_op op) {
     if (ggml_n_dims(weight) != (op == GGML_OP_MUL_MAT_ID ? 3 : 2)) {
         return "not one matrix";
     }
-    size_t n, i = 0;
+    const char * reason = "no packed layout for this type on this CPU level";
+    size_t n;
     const smol_layout * const * all = smol_layouts(&n);
-    for (; i < n && all[i]->type != weight->type; i++) {}
-    return i == n ? "no packed layout for this type on this CPU level" : "rows of this length, or its layouts are off";
+    for (size_t i = 0; i < n; i++) {
+        if (all[i]->type == weight->type && weight->ne[0] % all[i]->columns == 0) {
+            return "its layouts are switched off, or slower on this CPU than llama.cpp's own code";
+        }
+        if (all[i]->type == weight->type) {
+            reason = "no packed layout takes rows of this length";
+        }
+    }
+    return reason;
 }
 
 void note(const ggml_tensor * op, const smol_layout * layout) {

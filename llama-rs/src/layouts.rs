@@ -1,6 +1,7 @@
 //! Packed weights: which matrices of a model get which layout, and what became of each.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::Deserialize;
 
@@ -30,11 +31,15 @@ pub struct LayoutOptions {
     pub prefer: Vec<String>,
     /// `avoid`: layouts not to use.
     pub avoid: Vec<String>,
+    /// `measured`: a file that keeps how fast this CPU is with each layout; it is written when it lacks one that a model
+    /// needs, which takes some milliseconds a layout. Layouts that are slower than llama.cpp's own code are then not
+    /// used. Without a file nothing is measured.
+    pub measured: Option<PathBuf>,
 }
 
 impl Default for LayoutOptions {
     fn default() -> Self {
-        Self { enabled: true, prefer: Vec::new(), avoid: Vec::new() }
+        Self { enabled: true, prefer: Vec::new(), avoid: Vec::new(), measured: None }
     }
 }
 

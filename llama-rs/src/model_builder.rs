@@ -10,6 +10,7 @@ use smol_gguf::{Depth, Metadata, Value};
 
 use crate::cancel::CancelToken;
 use crate::engines;
+use crate::kernels;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
@@ -178,6 +179,14 @@ impl ModelBuilder {
         // A packed copy would not fit either.
         let copies = self.mode != LoadMode::Auto || mode != RawLoadMode::Mmap;
         layouts.enabled &= copies && self.repack;
+        if layouts.enabled
+            && let Some(file) = &layouts.measured
+        {
+            let types = files.shards().tensors().map(|(_, tensor)| tensor.ty()).collect();
+            let mut slower = kernels::slower_than_stock(file, &types)?;
+            slower.retain(|name| !layouts.prefer.contains(name));
+            layouts.avoid.append(&mut slower);
+        }
         let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
         let mapping = mapped.then(|| Arc::new(MappingGuard::new(files.paths())));
         let guarded = mapping.clone();

@@ -17,12 +17,15 @@
 //! ```
 
 mod check;
+mod choice;
 mod layout;
 mod matrix;
 mod pair;
 mod product;
 mod random;
 mod verify;
+
+pub(crate) use choice::slower_than_stock;
 
 pub use check::{CheckOptions, Finding, check};
 pub use layout::{Layout, layouts};

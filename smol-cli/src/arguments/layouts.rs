@@ -1,8 +1,10 @@
 //! The `--layouts` argument, and what is told about layouts after a load.
 
+use crate::cli::Global;
 use crate::units::bytes;
 use serde::Serialize;
 use smolmaxxing::{LayoutOptions, LayoutSummary};
+use std::path::PathBuf;
 
 /// How weights are packed.
 #[derive(Debug, clap::Args)]
@@ -11,7 +13,21 @@ pub struct LayoutArgs {
     /// (see `smol kernels`)
     #[arg(long, value_name = "LAYOUTS", default_value = "auto", allow_hyphen_values = true,
         value_parser = parse, hide_default_value = false, help_heading = "Computing")]
-    pub layouts: LayoutOptions,
+    layouts: LayoutOptions,
+}
+
+impl LayoutArgs {
+    /// Returns the choice, with the file that keeps what was measured on this machine.
+    pub fn options(&self, global: &Global) -> LayoutOptions {
+        let mut options = self.layouts.clone();
+        options.measured = measured(global);
+        options
+    }
+}
+
+/// Returns the file that keeps how fast this machine is with each layout; `None` without a cache folder.
+pub fn measured(global: &Global) -> Option<PathBuf> {
+    Some(global.cache().ok()?.folder().join("layouts.json"))
 }
 
 fn parse(text: &str) -> Result<LayoutOptions, String> {

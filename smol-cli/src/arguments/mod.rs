@@ -7,7 +7,7 @@ mod prompt;
 mod sampling;
 
 pub use compute::{ComputeArgs, clamped_threads};
-pub use layouts::{LayoutArgs, LayoutReport};
+pub use layouts::{LayoutArgs, LayoutReport, measured};
 pub use load::{bits_per_weight, load_model, load_vocabulary};
 pub use prompt::{MAX_TEXT, PromptArgs, read_text};
 pub use sampling::{GrammarArgs, SamplingArgs};

@@ -62,7 +62,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let model = load_model(&path, &args.layouts.layouts, &cancel)?;
+    let model = load_model(&path, &args.layouts.options(global), &cancel)?;
     let options = PerplexityOptions {
         chunk: args.ctx as usize,
         threads: Some(threads as usize),

@@ -78,7 +78,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
 
     let start = Instant::now();
     let mut layouts = None;
-    let session = load_model(&path, &args.layouts.layouts, &cancel).and_then(|model| {
+    let session = load_model(&path, &args.layouts.options(global), &cancel).and_then(|model| {
         layouts = Some(LayoutReport::from(&model.layout_summary()));
         let mut sampler = args.sampling.builder(bits_per_weight(&model));
         if let Some(grammar) = grammar {

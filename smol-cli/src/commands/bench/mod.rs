@@ -80,7 +80,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
     let start = Instant::now();
-    let model = load_model(&path, &args.layouts.layouts, &cancel)?;
+    let model = load_model(&path, &args.layouts.options(global), &cancel)?;
     let load = start.elapsed();
 
     let repetitions = u64::from(args.repetitions);

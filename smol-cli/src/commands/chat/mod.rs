@@ -60,7 +60,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     let idle = interrupt::cancel_on_ctrl_c(&cancel)?;
-    let model = load_model(&path, &args.layouts.layouts, &cancel)?;
+    let model = load_model(&path, &args.layouts.options(global), &cancel)?;
     let sampler = args.sampling.builder(bits_per_weight(&model)).build(&model)?;
     let mut session = Session::new(args.compute.build(&model, &cancel)?, sampler)?;
     if let Some(warning) = session.chat_template().warning() {

@@ -1,6 +1,7 @@
 //! `smol inspect --layouts`: what computes with each matrix of a model.
 
-use crate::arguments::{LayoutReport, load_model};
+use crate::arguments::{LayoutReport, load_model, measured};
+use crate::cli::Global;
 use crate::interrupt;
 use crate::units::bytes;
 use anyhow::Result;
@@ -60,10 +61,12 @@ impl<'a> Row<'a> {
 }
 
 /// Loads the model and prints its matrices, the sums last.
-pub fn run(path: &Path, json: bool) -> Result<ExitCode> {
+pub fn run(path: &Path, json: bool, global: &Global) -> Result<ExitCode> {
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let model = load_model(path, &LayoutOptions::default(), &cancel)?;
+    let mut layouts = LayoutOptions::default();
+    layouts.measured = measured(global);
+    let model = load_model(path, &layouts, &cancel)?;
     let rows: Vec<_> = model.layouts().iter().map(Row::new).collect();
     let summary = model.layout_summary();
     let mut out = io::BufWriter::new(io::stdout().lock());

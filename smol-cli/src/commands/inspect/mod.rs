@@ -40,7 +40,7 @@ const MAX_TEXT_CHARS: usize = 100;
 pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = model::resolve(&args.file, global)?;
     if args.layouts {
-        return layouts::run(&path, args.json);
+        return layouts::run(&path, args.json, global);
     }
     let shards = if args.check { Shards::open(&path)? } else { Shards::read_headers(&path)? };
     let findings = args.check.then(|| smol_gguf::check_shards(&shards, Depth::Full));
