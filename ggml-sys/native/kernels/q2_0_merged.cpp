@@ -39,7 +39,6 @@ struct Merged {
 
     uint16_t scale; // IEEE half
     int      weight[VALUES]; // -1..2; number 4 b + q + 1 is for weight q of block b
-    float    error = INFINITY; // sum of squares
 
     explicit Merged(const SourceQ2 * blocks) : scale(blocks[0].d) {
         for (int i = 0; i < VALUES; i++) {
@@ -73,61 +72,62 @@ private:
         return same & same >> 1 & 0x5555555555555555;
     }
 
+    // Scales, all looked at together: zero, and one between any two places of the six values that are not zero.
+    static constexpr int SCALES = 24;
+
     // Rounding changes where a scale is a weight over 1/2, -1/2 or 3/2. Between two such places the best scale for the
     // rounded weights is their least-squares fit; the best of those is the best of all.
     void search(const float * value, const float * count) {
-        float places[3 * VALUES + 2];
-        int n = 0;
+        float places[3 * VALUES], d[SCALES], product[SCALES] = {}, square[SCALES] = {}, error[SCALES] = {};
+        uint16_t half[SCALES];
+        int used[VALUES], all = 0, n = 0, scales = 1;
         for (int i = 0; i < VALUES; i++) {
             if (value[i] != 0 && count[i] != 0) {
+                used[all++] = i;
                 for (const float inverse : {2.0f, -2.0f, 2.0f / 3.0f}) {
                     places[n++] = value[i] * inverse;
                 }
             }
         }
-        keep(value, count, 0);
-        if (n == 0) {
-            return;
-        }
         std::sort(places, places + n);
+        std::fill(d, d + SCALES, INFINITY); // that is where all is rounded to zero
         // Nothing is gained beyond: there all weights are rounded to zero.
         for (int i = 1; i < n; i++) {
-            if (places[i] != places[i - 1]) {
-                float product = 0, square = 0;
-                for (int j = 0; j < VALUES; j++) {
-                    const float q = rounded(value[j], (places[i - 1] + places[i]) / 2);
-                    product += count[j] * value[j] * q;
-                    square += count[j] * q * q;
-                }
-                keep(value, count, square != 0 ? product / square : 0);
+            const float middle = (places[i - 1] + places[i]) / 2;
+            if (places[i] != places[i - 1] && middle != 0) {
+                d[scales++] = middle;
             }
         }
-    }
-
-    // Takes a scale if it is better.
-    void keep(const float * value, const float * count, float fitted) {
-        const uint16_t half = float_to_half(fitted);
-        const float d = half_to_float(half);
-        float q[VALUES], sum = 0;
+        const int vectors = (scales + 7) / 8 * 8;
+        for (int j = 0; j < all; j++) {
+            const int i = used[j];
+            for (int s = 0; s < vectors; s++) {
+                const float q = rounded(value[i] / d[s]);
+                product[s] += count[i] * value[i] * q;
+                square[s] += count[i] * q * q;
+            }
+        }
+        for (int s = 0; s < scales; s++) {
+            half[s] = float_to_half(square[s] != 0 ? product[s] / square[s] : 0);
+            d[s] = half_to_float(half[s]);
+        }
+        for (int j = 0; j < all; j++) {
+            const int i = used[j];
+            for (int s = 0; s < vectors; s++) {
+                const float rest = value[i] - d[s] * rounded(value[i] / d[s]);
+                error[s] += count[i] * rest * rest;
+            }
+        }
+        const auto best = std::min_element(error, error + scales) - error;
+        scale = half[best];
         for (int i = 0; i < VALUES; i++) {
-            q[i] = rounded(value[i], d);
-            sum += count[i] * (value[i] - d * q[i]) * (value[i] - d * q[i]);
-        }
-        if (sum < error) {
-            error = sum;
-            scale = half;
-            for (int i = 0; i < VALUES; i++) {
-                weight[i] = int(q[i]);
-            }
+            weight[i] = d[best] != 0 ? int(rounded(value[i] / d[best])) : 0;
         }
     }
 
-    static float rounded(float value, float d) {
-        if (d == 0) {
-            return 0;
-        }
-        const float q = rintf(value / d);
-        return q < -1 ? -1 : q > 2 ? 2 : q;
+    // To the nearest of -1..2, ties to even. Not with comparisons, as compilers make branches of them.
+    static float rounded(float x) {
+        return 0.5f + copysignf(0.5f, x + 0.5f) - copysignf(0.5f, 0.5f - x) + copysignf(0.5f, x - 1.5f);
     }
 };
 
