@@ -17,9 +17,9 @@ namespace base3 {
 
 constexpr int DIGITS = 5;
 
-// The bytes of all numbers of 5 digits.
+// The bytes of all numbers of 5 digits: 3^5 = 243.
 struct Encoded {
-    uint8_t bytes[243] = {};
+    uint8_t bytes[256] = {};
     constexpr Encoded() {
         for (int i = 0; i < 243; i++) {
             bytes[i] = uint8_t((i * 256 + 242) / 243 - 128);

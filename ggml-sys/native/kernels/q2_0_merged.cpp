@@ -49,8 +49,8 @@ struct Merged {
             for (int i = 0; i < VALUES; i++) {
                 const SourceQ2 & block = blocks[i / 4];
                 value[i] = float(i % 4 - 1) * half_to_float(block.d);
-                count[i] = float(__builtin_popcountll(fields_equal(load_64(block.qs), i % 4)) +
-                                 __builtin_popcountll(fields_equal(load_64(block.qs + 8), i % 4)));
+                const auto count_in = [&](const uint8_t * qs) { return __builtin_popcountll(fields_equal(load_64(qs), i % 4)); };
+                count[i] = value[i] != 0 ? float(count_in(block.qs) + count_in(block.qs + 8)) : 0;
             }
             search(value, count);
         }
@@ -72,36 +72,36 @@ private:
         return same & same >> 1 & 0x5555555555555555;
     }
 
-    // Scales, all looked at together: zero, and one between any two places of the six values that are not zero.
+    // Scales that are tried, at most: zero, and one between any two of 18 places; in vectors of 8.
     static constexpr int SCALES = 24;
 
+    // Of values that occur, and are not zero, the count is not zero.
+    //
     // Rounding changes where a scale is a weight over 1/2, -1/2 or 3/2. Between two such places the best scale for the
     // rounded weights is their least-squares fit; the best of those is the best of all.
     void search(const float * value, const float * count) {
         float places[3 * VALUES], d[SCALES], product[SCALES] = {}, square[SCALES] = {}, error[SCALES] = {};
         uint16_t half[SCALES];
-        int used[VALUES], all = 0, n = 0, scales = 1;
+        int n = 0, scales = 1;
         for (int i = 0; i < VALUES; i++) {
-            if (value[i] != 0 && count[i] != 0) {
-                used[all++] = i;
+            if (count[i] != 0) {
                 for (const float inverse : {2.0f, -2.0f, 2.0f / 3.0f}) {
                     places[n++] = value[i] * inverse;
                 }
             }
         }
         std::sort(places, places + n);
-        std::fill(d, d + SCALES, INFINITY); // that is where all is rounded to zero
-        // Nothing is gained beyond: there all weights are rounded to zero.
+        // Nothing is gained beyond the places: there all weights are rounded to zero.
+        std::fill(d, d + SCALES, INFINITY);
         for (int i = 1; i < n; i++) {
             const float middle = (places[i - 1] + places[i]) / 2;
             if (places[i] != places[i - 1] && middle != 0) {
                 d[scales++] = middle;
             }
         }
-        const int vectors = (scales + 7) / 8 * 8;
-        for (int j = 0; j < all; j++) {
-            const int i = used[j];
-            for (int s = 0; s < vectors; s++) {
+        const int padded = (scales + 7) / 8 * 8;
+        for (int i = 0; i < VALUES; i++) {
+            for (int s = 0; s < padded && count[i] != 0; s++) {
                 const float q = rounded(value[i] / d[s]);
                 product[s] += count[i] * value[i] * q;
                 square[s] += count[i] * q * q;
@@ -111,9 +111,8 @@ private:
             half[s] = float_to_half(square[s] != 0 ? product[s] / square[s] : 0);
             d[s] = half_to_float(half[s]);
         }
-        for (int j = 0; j < all; j++) {
-            const int i = used[j];
-            for (int s = 0; s < vectors; s++) {
+        for (int i = 0; i < VALUES; i++) {
+            for (int s = 0; s < padded && count[i] != 0; s++) {
                 const float rest = value[i] - d[s] * rounded(value[i] / d[s]);
                 error[s] += count[i] * rest * rest;
             }

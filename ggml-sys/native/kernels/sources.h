@@ -1,5 +1,5 @@
-// Blocks of 1-bit, ternary and 2-bit types as they lie in a file, and what packs them: words of several weights at a time,
-// so that a model loads as fast as it is read.
+// Blocks of 1-bit, ternary and 2-bit types as they lie in a file, and what packs them: many weights at a time in a word, so
+// that a model is packed as fast as it is read.
 //
 // A quad is 4 weights that follow each other, a byte each, lowest first. Fields are 16 weights: bits 2j..2j+2 of byte i
 // are weight 4 j + i, as if quad j were shifted left by 2 j.
@@ -25,8 +25,8 @@ inline uint64_t load_64(const void * p) {
     return word;
 }
 
-// Swaps the bits under the mask with those `distance` above: of a matrix whose element numbers are bit numbers, two bits of
-// the number.
+// The bits under the mask and those `distance` above them change places. In a matrix of bits, or of fields, which are
+// numbered by row and column, that swaps a bit of the row's number with one of the column's.
 inline uint64_t swap_bits(uint64_t x, int distance, uint64_t mask) {
     const uint64_t t = (x ^ x >> distance) & mask;
     return x ^ t ^ t << distance;
@@ -51,8 +51,6 @@ struct SourceQ1 { // ggml-common.h: block_q1_0
 static_assert(sizeof(SourceQ1) == 18, "a block of Q1_0");
 
 struct SourceTq1 { // ggml-common.h: block_tq1_0
-    static constexpr int WEIGHTS = 256;
-
     uint8_t  qs[48];
     uint8_t  qh[4];
     uint16_t d;
@@ -120,9 +118,10 @@ inline void to_fields(const uint8_t (&qs)[64], uint32_t (&fields)[16]) {
         const uint64_t t = (x[0] >> 4 ^ x[1]) & 0x0f0f0f0f0f0f0f0f;
         x[0] ^= t << 4;
         x[1] ^= t;
-        for (int j = 0; j < 4; j++) {
-            const uint64_t two = swap_bits(x[j / 2], 30, 0xcccccccc);
-            fields[i / 2 * 8 + 2 * j + i % 2] = uint32_t(two >> j % 2 * 32);
+        for (int j = 0; j < 2; j++) {
+            const uint64_t two = swap_bits(x[j], 30, 0xcccccccc);
+            fields[i / 2 * 8 + i % 2 + 4 * j] = uint32_t(two);
+            fields[i / 2 * 8 + i % 2 + 4 * j + 2] = uint32_t(two >> 32);
         }
     }
 }
