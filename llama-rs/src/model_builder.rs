@@ -10,12 +10,12 @@ use smol_gguf::{Depth, Metadata, Value};
 
 use crate::cancel::CancelToken;
 use crate::engines;
-use crate::kernels;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
 use crate::ffi::{self, call};
 use crate::files::{FileState, ModelFiles, gguf_error};
+use crate::kernels;
 use crate::layouts::LayoutOptions;
 use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
