@@ -327,7 +327,11 @@ smol_status smol_packing_set(const smol_packing * packing) {
                 size_t i = 0;
                 for (; i < n && strcmp(all[i]->name, names[j]); i++) {}
                 if (i == n) {
-                    throw std::runtime_error(std::string("this CPU level has no packed layout ") + names[j]);
+                    std::string known;
+                    for (i = 0; i < n; i++) {
+                        known += std::string(i ? ", " : "") + all[i]->name;
+                    }
+                    throw std::runtime_error(std::string("this CPU level has no packed layout ") + names[j] + ", but " + known);
                 }
                 next.use[i] = as;
             }

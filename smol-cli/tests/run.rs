@@ -47,7 +47,8 @@ fn json_has_all_fields_on_one_line() {
             "prompt_tps",
             "generation_tps",
             "load_s",
-            "peak_rss_mb"
+            "peak_rss_mb",
+            "layouts"
         ]
     );
     assert_eq!(report["stop"], "length");
@@ -57,6 +58,43 @@ fn json_has_all_fields_on_one_line() {
     for field in ["prompt_tps", "generation_tps", "load_s"] {
         assert!(report[field].as_f64().unwrap() > 0.0, "{field}");
     }
+}
+
+#[test]
+fn layouts_are_told_and_chosen() {
+    use testkit::tiny::{self, Arch, TinyOptions};
+    let mut bench = Bench::new();
+    let weights = smolmaxxing::gguf::TensorType::Q2_0;
+    let options = TinyOptions { weights, pure: true, ..TinyOptions::default() };
+    bench.model = bench.folder.path().join("q2_0.gguf");
+    tiny::write(&bench.model, Arch::Qwen3, &options).unwrap();
+
+    let told = |args: &[&str]| {
+        let report = bench.json(&[&["-p", "Hello", "-n", "1"], args].concat());
+        let first = report["layouts"]["matrices"][0]["layout"].as_str().unwrap().to_owned();
+        (first, report["layouts"]["slow_mb"].as_f64().unwrap())
+    };
+    let (layout, slow) = told(&[]);
+    assert!(layout.starts_with("q2_0-"), "{layout}");
+    assert_eq!(slow, 0.0);
+    let (plain, slow) = told(&["--layouts", "off"]);
+    assert_eq!(plain, "q2_0");
+    assert!(slow > 0.0);
+    assert_eq!(told(&["--layouts", &format!("-{layout}")]).0, "q2_0");
+    let (_, stderr) = output(bench.run(&["-p", "Hello", "--layouts", "q9-9"]).arg("--json"), 2);
+    assert!(stderr.contains("q9-9") && stderr.contains(&layout), "{stderr}");
+
+    let inspect = |args: &[&str]| {
+        let mut command = smol(bench.folder.path());
+        command.arg("inspect").arg(&bench.model).arg("--layouts").args(args);
+        output(&mut command, 0).0
+    };
+    let table = inspect(&[]);
+    assert!(table.contains(&layout) && table.contains("off the fast path"), "{table}");
+    let report: serde_json::Value = serde_json::from_str(&inspect(&["--json"])).unwrap();
+    let weights = report["weights"].as_array().unwrap();
+    assert!(weights.iter().any(|weight| weight["layout"] == layout.as_str()), "{report}");
+    assert!(weights.iter().all(|weight| weight["slow"] == false), "{report}");
 }
 
 #[test]
