@@ -293,7 +293,11 @@ bool smol_packed_supports(const ggml_tensor * op) {
                                                              op->src[1]->nb[0] == sizeof(float);
     if (weight->extra) {
         const bool known = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID || op->op == GGML_OP_GET_ROWS;
-        return known && plain_rows && !weight->view_src;
+        return known && plain_rows;
+    }
+    if (weight->view_src || weight->buffer->size != 0) {
+        // A part of packed weights: nothing can read it.
+        return false;
     }
     // The loader asks, with an empty buffer (llama-model-loader.cpp:933).
     if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID && op->op != GGML_OP_GET_ROWS) {
