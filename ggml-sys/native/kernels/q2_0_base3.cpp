@@ -161,10 +161,7 @@ template <int N> void tile(int64_t k, const uint8_t * bytes, const void * const 
 }
 
 void gemv(int64_t k, const void * group, int64_t groups, const void * activation, float * out) {
-    const auto * bytes = static_cast<const uint8_t *>(group);
-    for (int64_t g = 0; g < groups; g++, bytes += group_bytes(k), out += ROWS) {
-        tile<1>(k, bytes, &activation, &out);
-    }
+    tiles<tile<1>>(k, static_cast<const uint8_t *>(group), group_bytes(k), groups, ROWS, 1, &activation, &out);
 }
 
 void gemm(int64_t k, const void * group, int64_t groups, int64_t n, const void * const * activations, float * const * out) {

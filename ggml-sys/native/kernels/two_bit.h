@@ -162,10 +162,7 @@ template <int BLOCK, class Act> struct TwoBit {
     }
 
     static void gemv(int64_t k, const void * group, int64_t groups, const void * activation, float * out) {
-        const auto * bytes = static_cast<const uint8_t *>(group);
-        for (int64_t g = 0; g < groups; g++, bytes += group_bytes(k), out += ROWS) {
-            tile<1>(k, bytes, &activation, &out);
-        }
+        tiles<tile<1>>(k, static_cast<const uint8_t *>(group), group_bytes(k), groups, ROWS, 1, &activation, &out);
     }
 
     template <bool GOES_ON>
