@@ -1,10 +1,11 @@
 // MUL_MAT, MUL_MAT_ID and GET_ROWS with packed weights.
 //
 // All threads first prepare the activations (8-bit rows or lookup tables) in the work buffer; after a barrier they take
-// chunks of row groups, large ones first: a chunk is half of a thread's fair share of what remains (guided
-// self-scheduling, Polychronopoulos and Kuck 1987), so that a slow core or thread ends with the others. Which rows
-// belong to chunk number i follows from i alone, so one counter is all that threads share.
+// chunks of row groups (chunks.h).
+#include "chunks.h"
+#include "expert_uses.h"
 #include "packed.h"
+#include "packed_rows.h"
 
 #include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
@@ -14,107 +15,9 @@
 
 namespace {
 
-constexpr int64_t MAX_ROWS = 64;  // of a group
-constexpr int64_t COLUMNS = 32;   // activation rows that a kernel gets at a time
-constexpr int64_t PART = 256;     // activations of a row that are prepared apart from the others
+using namespace smol;
+
 constexpr size_t PREPARED_BYTES = 4 << 20;
-
-int64_t groups_of(const smol_layout * layout, const ggml_tensor * weights) {
-    return (weights->ne[1] + layout->rows - 1) / layout->rows;
-}
-
-// Chunks of `total` units for `threads` threads, in order of their number.
-class Chunks {
-  public:
-    Chunks(int64_t total, int threads, int64_t least) : total(total), threads(threads), least(least) {}
-
-    // The units of chunk `number`, which must not fall from call to call; false: there is no such chunk.
-    bool find(int number, int64_t & begin, int64_t & end) {
-        for (; at < number && next < total; at++) {
-            next += size();
-        }
-        begin = next;
-        end = std::min(total, next + size());
-        return begin < end;
-    }
-
-  private:
-    int64_t size() const { return std::max((total - next) / (2 * threads), least); }
-
-    int64_t total, threads, least;
-    int64_t next = 0; // first unit of chunk number `at`
-    int at = 0;
-};
-
-// Runs chunks on this thread until none is left. ggml_threadpool_chunk_set(nth) was called before the last barrier.
-template <typename F> void run_chunks(const ggml_compute_params * params, int64_t total, int64_t least, F && f) {
-    Chunks chunks(total, params->nth, least);
-    int64_t begin, end;
-    for (int number = params->ith; chunks.find(number, begin, end);) {
-        f(begin, end);
-        number = ggml_threadpool_chunk_add(params->threadpool, 1);
-    }
-}
-
-// Products of groups [begin, end) of one matrix with n activation rows; only rows that exist are written.
-void multiply(const smol_layout * layout, int64_t k, const uint8_t * matrix, int64_t rows, int64_t begin, int64_t end,
-              int64_t n, const void * const * activations, float * const * out) {
-    const size_t group_bytes = layout->group_bytes(k);
-    const int64_t group_rows = layout->rows;
-    const int64_t full = std::min(end, rows / group_rows);
-    if (begin < full) {
-        const uint8_t * first = matrix + size_t(begin) * group_bytes;
-        float * to[COLUMNS];
-        for (int64_t i = 0; i < n; i++) {
-            to[i] = out[i] + begin * group_rows;
-        }
-        if (n == 1) {
-            layout->gemv(k, first, full - begin, activations[0], to[0]);
-        } else {
-            layout->gemm(k, first, full - begin, n, activations, to);
-        }
-    }
-    if (full < end) {
-        // The padded group: its last rows have no place in the result.
-        float last[MAX_ROWS];
-        for (int64_t i = 0; i < n; i++) {
-            layout->gemv(k, matrix + size_t(full) * group_bytes, 1, activations[i], last);
-            std::copy_n(last, rows - full * group_rows, out[i] + full * group_rows);
-        }
-    }
-}
-
-struct Activations {
-    const ggml_tensor * tensor;
-    const smol_activation * kind;
-    int64_t k;
-    size_t bytes; // of a prepared row
-    uint8_t * prepared;
-
-    Activations(const smol_layout * layout, const ggml_tensor * tensor, void * work)
-        : tensor(tensor), kind(layout->activation), k(tensor->ne[0]), bytes(GGML_PAD(kind->bytes(k), 64)),
-          // a cache line, as what the kernels read starts with its scale
-          prepared(reinterpret_cast<uint8_t *>(GGML_PAD(reinterpret_cast<uintptr_t>(work), 64))) {}
-
-    int64_t rows() const { return ggml_nrows(tensor); }
-    // Row number i of those that are prepared.
-    const void * row(int64_t i) const { return prepared + size_t(i) * bytes; }
-
-    // Prepares this thread's part of rows [begin, end): whole rows, or where there are fewer rows than threads parts.
-    void prepare(const ggml_compute_params * params, int64_t begin, int64_t end) const {
-        const int64_t ne1 = tensor->ne[1], ne2 = tensor->ne[2];
-        const int64_t parts = end - begin < params->nth ? (k + PART - 1) / PART : 1;
-        const int64_t part = parts == 1 ? k : PART;
-        const int64_t units = (end - begin) * parts;
-        for (int64_t u = units * params->ith / params->nth; u < units * (params->ith + 1) / params->nth; u++) {
-            const int64_t i = begin + u / parts, first = u % parts * part;
-            const char * source = static_cast<const char *>(tensor->data) + i % ne1 * tensor->nb[1] +
-                                  i / ne1 % ne2 * tensor->nb[2] + i / (ne1 * ne2) * tensor->nb[3];
-            kind->prepare(std::min(part, k - first), reinterpret_cast<const float *>(source) + first,
-                          prepared + size_t(i - begin) * bytes + kind->bytes(first));
-        }
-    }
-};
 
 // Rows of activations that are prepared at a time: what stays in a cache of common size, and few enough that lookup
 // tables for a long prompt take no memory that counts.
@@ -157,74 +60,13 @@ void mul_mat(const ggml_compute_params * params, ggml_tensor * node, const smol_
     }
 }
 
-// One use of an expert: which of the token's experts it is, and the token.
-struct Use {
-    int32_t slot, token;
-};
-
-// In the work buffer of MUL_MAT_ID, before the activations.
-struct Uses {
-    int32_t * first; // first use of each expert, and the end: experts + 1
-    int32_t * active; // experts with at least one use
-    int32_t * active_n;
-    Use * all;
-
-    static size_t bytes(int64_t experts, int64_t uses) {
-        return size_t(2 * experts + 2) * sizeof(int32_t) + sizeof(Use) + size_t(uses) * sizeof(Use);
-    }
-    Uses(void * work, int64_t experts)
-        : first(static_cast<int32_t *>(work)), active(first + experts + 1), active_n(active + experts),
-          all(reinterpret_cast<Use *>(active_n + 2)) {}
-
-    // Sorts the uses by expert; a slot without expert gets a row of zeros (ggml-cpu.c:1666).
-    void sort(ggml_tensor * node, int64_t experts) {
-        const ggml_tensor * ids = node->src[2];
-        const auto id = [&](int64_t token, int64_t slot) {
-            return *reinterpret_cast<const int32_t *>(static_cast<const char *>(ids->data) + token * ids->nb[1] +
-                                                      slot * ids->nb[0]);
-        };
-        std::fill_n(first, experts + 1, 0);
-        for (int64_t token = 0; token < ids->ne[1]; token++) {
-            for (int64_t slot = 0; slot < ids->ne[0]; slot++) {
-                const int32_t expert = id(token, slot);
-                GGML_ASSERT(expert >= -1 && expert < experts);
-                if (expert >= 0) {
-                    first[expert + 1]++;
-                } else {
-                    memset(static_cast<char *>(node->data) + slot * node->nb[1] + token * node->nb[2], 0,
-                           node->ne[0] * sizeof(float));
-                }
-            }
-        }
-        *active_n = 0;
-        for (int64_t e = 0; e < experts; e++) {
-            if (first[e + 1]) {
-                active[(*active_n)++] = int32_t(e);
-            }
-            first[e + 1] += first[e];
-        }
-        for (int64_t token = 0; token < ids->ne[1]; token++) {
-            for (int64_t slot = 0; slot < ids->ne[0]; slot++) {
-                if (const int32_t expert = id(token, slot); expert >= 0) {
-                    all[first[expert]++] = {int32_t(slot), int32_t(token)};
-                }
-            }
-        }
-        // Each count has moved to the end of its expert, which is the next one's begin.
-        for (int64_t e = experts; e > 0; e--) {
-            first[e] = first[e - 1];
-        }
-        first[0] = 0;
-    }
-};
-
 void mul_mat_id(const ggml_compute_params * params, ggml_tensor * node, const smol_layout * layout) {
     const ggml_tensor * weights = node->src[0];
     const ggml_tensor * ids = node->src[2];
     const int64_t experts = weights->ne[2];
-    Uses uses(params->wdata, experts);
+    ExpertUses uses(params->wdata, experts);
     const Activations acts(layout, node->src[1],
-                           static_cast<char *>(params->wdata) + Uses::bytes(experts, ggml_nelements(ids)));
+                           static_cast<char *>(params->wdata) + ExpertUses::bytes(experts, ggml_nelements(ids)));
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
         uses.sort(node, experts);
@@ -246,7 +88,7 @@ void mul_mat_id(const ggml_compute_params * params, ggml_tensor * node, const sm
                 const void * from[COLUMNS];
                 float * to[COLUMNS];
                 for (int64_t i = 0; i < count; i++) {
-                    const Use use = uses.all[u + i];
+                    const ExpertUse use = uses.all[u + i];
                     from[i] = acts.row(use.slot % inputs + use.token * inputs);
                     to[i] = reinterpret_cast<float *>(static_cast<char *>(node->data) + use.slot * node->nb[1] +
                                                       use.token * node->nb[2]);
@@ -289,7 +131,7 @@ size_t smol_packed_work_size(const ggml_tensor * node) {
     const int64_t rows = node->op == GGML_OP_MUL_MAT ? batch_rows(layout, acts) : ggml_nrows(acts);
     size_t size = size_t(rows) * GGML_PAD(layout->activation->bytes(acts->ne[0]), 64) + 64;
     if (node->op == GGML_OP_MUL_MAT_ID) {
-        size += Uses::bytes(node->src[0]->ne[2], ggml_nelements(node->src[2]));
+        size += ExpertUses::bytes(node->src[0]->ne[2], ggml_nelements(node->src[2]));
     }
     return size;
 }
