@@ -11,5 +11,6 @@
 //! assert!(machine.cpu.default_threads() >= 1);
 //! ```
 
+pub mod expert;
 pub mod io;
 pub mod machine;
