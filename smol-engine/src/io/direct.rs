@@ -1,10 +1,14 @@
 //! Positioned reads that go past the page cache where the file system lets them.
 
 use super::{AlignedBuf, Error, Result};
-use std::fs::File;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::SystemTime;
 
 /// Alignments that are tried, in order. Smaller ones than 4096 are accepted by some file
 /// systems only to fall back to the page cache in silence.
@@ -38,6 +42,85 @@ pub struct DirectFile {
     len: u64,
     alignment: usize,
     mode: Mode,
+    identity: Identity,
+}
+
+/// How a file is to be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum IoChoice {
+    /// Past the page cache where the file system lets that.
+    #[default]
+    Auto,
+    /// Through the page cache.
+    Buffered,
+}
+
+impl IoChoice {
+    /// Both choices.
+    pub const ALL: [Self; 2] = [Self::Auto, Self::Buffered];
+
+    /// Returns the name, as [`FromStr`] reads it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Buffered => "buffered",
+        }
+    }
+}
+
+impl fmt::Display for IoChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// There is no way of reading with this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no way `{0}` to read files: it must be auto or buffered")]
+pub struct UnknownIoChoice(String);
+
+impl FromStr for IoChoice {
+    type Err = UnknownIoChoice;
+
+    fn from_str(name: &str) -> Result<Self, UnknownIoChoice> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == name);
+        found.ok_or_else(|| UnknownIoChoice(name.to_owned()))
+    }
+}
+
+/// What tells whether a file is still the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Identity {
+    /// Device and inode; `None` where files have none.
+    inode: Option<(u64, u64)>,
+    len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Identity {
+    fn of(metadata: &Metadata) -> Self {
+        #[cfg(unix)]
+        let inode = {
+            use std::os::unix::fs::MetadataExt as _;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        #[cfg(not(unix))]
+        let inode = None;
+        Self { inode, len: metadata.len(), modified: metadata.modified().ok() }
+    }
+
+    /// Says what of `now` is different.
+    fn difference(&self, now: &Self) -> Option<String> {
+        if self.len != now.len {
+            return Some(format!("it had {} bytes and has {}", self.len, now.len));
+        }
+        if self.inode != now.inode {
+            return Some("another file is in its place".to_owned());
+        }
+        (self.modified != now.modified).then(|| "it was written to".to_owned())
+    }
 }
 
 impl DirectFile {
@@ -46,6 +129,14 @@ impl DirectFile {
     /// # Errors
     /// If the file cannot be opened, is not a regular file, or its first bytes cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, IoChoice::Auto)
+    }
+
+    /// Opens `path` to be read as `choice` says.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(path: impl AsRef<Path>, choice: IoChoice) -> Result<Self> {
         let path = path.as_ref();
         let buffered = File::open(path).map_err(|e| Error::access(path, "open the file", e))?;
         let metadata =
@@ -55,14 +146,44 @@ impl DirectFile {
             let source = io::Error::new(io::ErrorKind::InvalidInput, kind);
             return Err(Error::access(path, "read it", source));
         }
-        let (file, alignment, mode) = match sys::open_direct(path, &metadata) {
+        let opened = match choice {
+            IoChoice::Auto => sys::open_direct(path, &metadata),
+            IoChoice::Buffered => Err(sys::Refusal::Unsupported("it was asked for".to_owned())),
+        };
+        let (file, alignment, mode) = match opened {
             Ok((file, alignment)) => (file, alignment, Mode::Direct),
             Err(sys::Refusal::Unsupported(reason)) => (buffered, 1, Mode::Buffered { reason }),
             Err(sys::Refusal::Failed(e)) => {
                 return Err(Error::access(path, "read the start of the file", e));
             }
         };
-        Ok(Self { file, path: path.to_owned(), len: metadata.len(), alignment, mode })
+        // Of the descriptor that is read: the path may lead to another file by now.
+        let metadata = file.metadata().map_err(|e| Error::access(path, "examine the file", e))?;
+        let identity = Identity::of(&metadata);
+        Ok(Self { file, path: path.to_owned(), len: identity.len, alignment, mode, identity })
+    }
+
+    /// Checks that the file is the one that was opened: same device, inode, size and time of
+    /// modification. A file that was only unlinked stays the same.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] if it was replaced, written to or truncated; [`Error::Access`] if that
+    /// cannot be told.
+    pub fn check_unchanged(&self) -> Result<()> {
+        let metadata = match std::fs::metadata(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.file.metadata(),
+            other => other,
+        };
+        let failed = |e| Error::access(&self.path, "examine the file", e);
+        match self.identity.difference(&Identity::of(&metadata.map_err(failed)?)) {
+            None => Ok(()),
+            Some(what) => Err(Error::Changed { path: self.path.clone(), what }),
+        }
+    }
+
+    /// Reads once, without completing what comes short.
+    pub(super) fn read_once_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        sys::read_at(&self.file, buf, offset)
     }
 
     /// Returns the path that it was opened by.
@@ -112,7 +233,7 @@ impl DirectFile {
             return Err(Error::Misaligned { path, offset, len, alignment: self.alignment });
         }
         read_fully(buf, offset, self.alignment, self.len, |buf, offset| {
-            sys::read_at(&self.file, buf, offset)
+            self.read_once_at(buf, offset)
         })
         .map_err(|source| Error::Read { path: self.path.clone(), offset, len, source })
     }

@@ -7,9 +7,12 @@
 mod aligned;
 mod direct;
 mod error;
+mod source;
 mod speed;
 
 pub use aligned::AlignedBuf;
-pub use direct::{DirectFile, Mode};
+pub use direct::{DirectFile, IoChoice, Mode, UnknownIoChoice};
+pub(crate) use error::duplicate;
 pub use error::{Error, Result};
+pub use source::ReadAt;
 pub use speed::{ReadSpeed, measure_read_speed};
