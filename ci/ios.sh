@@ -54,4 +54,6 @@ newer() {
 }
 newer timespec_get c99 -x c <<< $'#include <time.h>\nint f(struct timespec *t) { return timespec_get(t, 1); }'
 newer to_chars c++17 -x c++ <<< $'#include <charconv>\nchar *f(char *p) { return std::to_chars(p, p + 9, 1.0).ptr; }'
+left=$(find . -path ./target -prune -o -name a.o -print)
+[ -z "$left" ] || { echo "the compiler has left $left" >&2; exit 1; }
 ls -l "$library"
