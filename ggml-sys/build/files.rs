@@ -96,8 +96,15 @@ pub const INCLUDES: &[&str] = &["ggml/include", "ggml/src", "ggml/src/ggml-cpu",
 pub const OVERLAY: &[&str] = &["guard.cpp", "levels.cpp", "matrix_product.cpp", "overlay.cpp"];
 
 /// The part of the overlay that belongs to the CPU backend, in `native/`.
-pub const DISPATCH: &[&str] =
-    &["dispatch.cpp", "one_row.cpp", "packed_compute.cpp", "packed_weights.cpp", "self_test.cpp"];
+pub const DISPATCH: &[&str] = &[
+    "dispatch.cpp",
+    "one_row.cpp",
+    "packed_compute.cpp",
+    "packed_weights.cpp",
+    "paged_compute.cpp",
+    "paged_weights.cpp",
+    "self_test.cpp",
+];
 
 /// Folder of the packed layouts and their kernels, in `native/`; every `.cpp` of it is compiled, for each CPU level.
 pub const KERNELS: &str = "kernels";

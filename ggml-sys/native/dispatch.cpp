@@ -1,9 +1,10 @@
-// Offers graph nodes to the attached engine, and computes those with packed weights or of one row, through an extra buffer
-// type of the CPU backend.
+// Offers graph nodes to the attached engine, and computes those with packed weights, with paged experts or of one row,
+// through extra buffer types of the CPU backend.
 #include "dispatch.h"
 
 #include "one_row.h"
 #include "packed.h"
+#include "paged.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
@@ -49,15 +50,41 @@ class dispatch_type final : public ggml::cpu::extra_buffer_type {
     }
 };
 
+class paged_traits final : public ggml::cpu::tensor_traits {
+  public:
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
+        const size_t own = smol_paged_work_size(n_threads, op);
+        size = own ? own : size;
+        return own != 0;
+    }
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override { return smol_paged_compute(params, op); }
+};
+
+class paged_type final : public ggml::cpu::extra_buffer_type {
+  public:
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override { return smol_paged_supports(op); }
+
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        static paged_traits traits;
+        return smol_paged_wants(op) ? &traits : nullptr;
+    }
+};
+
 } // namespace
+
+void * smol_paged_dispatch_type(void) {
+    static paged_type type;
+    return static_cast<ggml::cpu::extra_buffer_type *>(&type);
+}
 
 void * smol_dispatch_type(void) {
     static dispatch_type type;
     return static_cast<ggml::cpu::extra_buffer_type *>(&type);
 }
 
-void smol_dispatch_init(ggml_backend_buffer_type_t buft) {
-    smol_packed_init(buft);
+void smol_dispatch_init(ggml_backend_buffer_type_t packed, ggml_backend_buffer_type_t paged) {
+    smol_packed_init(packed);
+    smol_paged_init(paged);
 }
 
 void smol_dispatch_list(ggml_backend_buffer_type_t buft, bool add) {

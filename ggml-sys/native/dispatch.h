@@ -10,11 +10,15 @@ extern "C" {
 
 // ---- compiled per level ----
 
-// The ggml::cpu::extra_buffer_type that offers nodes to the engine and computes with packed weights; lives as long as the process.
+// The ggml::cpu::extra_buffer_type of paged experts, and the one that offers nodes to the engine and computes with packed weights; lives as long as the process.
+void * smol_paged_dispatch_type(void);
 void * smol_dispatch_type(void);
 
-// Makes `buft` the type of packed weights (packed.h).
-void smol_dispatch_init(ggml_backend_buffer_type_t buft);
+// Makes the buffer types those of packed weights (packed.h) and of paged experts (paged.h).
+void smol_dispatch_init(ggml_backend_buffer_type_t packed, ggml_backend_buffer_type_t paged);
+
+// The buffer type of paged experts, if this thread loads a model with a pager; else NULL.
+ggml_backend_buffer_type_t smol_paging_type(void);
 
 // Puts a buffer type first in the CPU backend's list, or takes the first one out again.
 void smol_dispatch_list(ggml_backend_buffer_type_t buft, bool add);

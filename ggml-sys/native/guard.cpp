@@ -1,6 +1,8 @@
 // Guarded calls of llama.h and ggml.h (see smol.h).
 #include "guard.h"
 
+#include "dispatch.h"
+
 #include <cstring>
 
 namespace {
@@ -37,9 +39,17 @@ smol_status smol_backend_init(void) {
 }
 
 smol_status smol_model_load(const char ** paths, size_t n_paths, const llama_model_params * params, llama_model ** out) {
+    llama_model_params p = *params;
+    // Where extra buffer types are not asked, paged experts get theirs by name.
+    const llama_model_tensor_buft_override paged[] = {
+        {"\\.ffn_(gate|up|down|gate_up)_exps\\.weight$", smol_paging_type()},
+        {nullptr, nullptr},
+    };
+    if (paged[0].buft && !p.use_extra_bufts) {
+        p.tensor_buft_overrides = paged;
+    }
     return smol_guard_object(out, [&] {
-        return n_paths == 1 ? llama_model_load_from_file(paths[0], *params)
-                            : llama_model_load_from_splits(paths, n_paths, *params);
+        return n_paths == 1 ? llama_model_load_from_file(paths[0], p) : llama_model_load_from_splits(paths, n_paths, p);
     });
 }
 

@@ -6,6 +6,7 @@
 // the first model load (ggml-cpu.cpp:76): hence smol_install() must come first, and checks that it did.
 #include "dispatch.h"
 #include "guard.h"
+#include "paged.h"
 #include "smol-hooks.h"
 
 #include "ggml-backend-impl.h"
@@ -38,7 +39,10 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     if (e && e->graph_begin) {
         e->graph_begin(e->ud, graph->n_nodes, graph->uid);
     }
-    const ggml_status status = cpu_graph_compute.load()(backend, graph);
+    ggml_status status = cpu_graph_compute.load()(backend, graph);
+    if (!smol_paged_end() && status == GGML_STATUS_SUCCESS) {
+        status = GGML_STATUS_FAILED;
+    }
     if (e && e->graph_end) {
         e->graph_end(e->ud, status);
     }
@@ -67,18 +71,22 @@ bool device_lists(ggml_backend_dev_t dev, ggml_backend_buffer_type_t ours) {
 }
 
 smol_status install() {
-    static ggml_backend_buffer_type buft = {};
+    static ggml_backend_buffer_type buft = {}, paged = {};
     ggml_backend_dev_t dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (!dev) {
         smol_set_error("llama.cpp has no CPU backend");
         return SMOL_ERR_STATE;
     }
-    smol_dispatch_init(&buft);
-    buft.device = dev;
+    smol_dispatch_init(&buft, &paged);
+    buft.device = paged.device = dev;
     buft.context = smol_dispatch_type();
+    paged.context = smol_paged_dispatch_type();
+    // The last one that is added comes first: the engine sees every node.
+    smol_dispatch_list(&paged, true);
     smol_dispatch_list(&buft, true);
     if (!device_lists(dev, &buft)) {
         smol_dispatch_list(&buft, false);
+        smol_dispatch_list(&paged, false);
         smol_set_error("the overlay must be installed before the first model is loaded");
         return SMOL_ERR_STATE;
     }
@@ -148,6 +156,9 @@ smol_status smol_engine_set(const smol_engine * next) {
 }
 
 bool smol_load_tensor(ggml_tensor * tensor, uint16_t file, size_t offset, size_t size) {
+    if (smol_paged_load(tensor, file, offset, size)) {
+        return true;
+    }
     std::shared_lock<std::shared_mutex> lock(engine_mutex);
     const smol_engine * e = engine.load(std::memory_order_acquire);
     if (!e || !e->load_tensor) {

@@ -15,6 +15,9 @@ extern "C" {
 // How the weight tensor `tensor` would be packed for `op`; NULL: not at all.
 const struct smol_layout * smol_layout_for(const struct ggml_tensor * tensor, enum ggml_op op);
 
+// The same for weights that need a layout before they are read: one that takes all weights of a type and row length.
+const struct smol_layout * smol_layout_for_any(enum ggml_type type, int64_t k);
+
 // While a layout is set, it is the one of all weights that this thread puts into packed buffers, whatever is chosen for
 // models. NULL: as for models again.
 void smol_packing_force(const struct smol_layout * layout);
@@ -24,6 +27,9 @@ void smol_packed_init(struct ggml_backend_buffer_type * buft);
 
 // Whether a weight in the packed buffer type can be used by `op`; notes what the loader asks (smol_weight_next).
 bool smol_packed_supports(const struct ggml_tensor * op);
+
+// Notes what becomes of the weight of `op`. With no layout, `reason` says why not; NULL: that is found out here.
+void smol_packed_note(const struct ggml_tensor * op, const struct smol_layout * layout, const char * reason);
 
 // The layout of a weight that lies packed in memory; NULL: it does not.
 const struct smol_layout * smol_packed_layout(const struct ggml_tensor * tensor);

@@ -2,6 +2,7 @@
 #include "packed.h"
 
 #include "guard.h"
+#include "paged.h"
 #include "smol-hooks.h"
 #include "thread_stack.h"
 
@@ -135,27 +136,6 @@ const char * refusal(const ggml_tensor * weight, ggml_op op) {
     return reason;
 }
 
-void note(const ggml_tensor * op, const smol_layout * layout) {
-    const ggml_tensor * weight = op->src[0];
-    smol_weight w = {};
-    snprintf(w.name, sizeof w.name, "%s", weight->name);
-    w.type = weight->type;
-    w.op = op->op;
-    std::copy_n(weight->ne, 4, w.ne);
-    w.bytes = ggml_nbytes(weight);
-    if (layout) {
-        w.path = layout->name;
-    } else if (op->op != GGML_OP_GET_ROWS && upstream_packs(op)) {
-        w.path = "repack";
-    } else {
-        w.reason = refusal(weight, op->op);
-    }
-    auto & all = current.weights;
-    const auto same = [&](const smol_weight & other) { return other.op == w.op && !strcmp(other.name, w.name); };
-    all.erase(std::remove_if(all.begin(), all.end(), same), all.end());
-    all.push_back(w);
-}
-
 // ---- the buffer type ----
 
 const char * buft_name(ggml_backend_buffer_type_t) {
@@ -267,6 +247,34 @@ const smol_layout * smol_layout_for(const ggml_tensor * tensor, ggml_op op) {
     return found.empty() ? nullptr : found.front();
 }
 
+const smol_layout * smol_layout_for_any(ggml_type type, int64_t k) {
+    const auto found = candidates(type, k);
+    return found.empty() ? nullptr : found.back();
+}
+
+void smol_packed_note(const ggml_tensor * op, const smol_layout * layout, const char * reason) {
+    const ggml_tensor * weight = op->src[0];
+    smol_weight w = {};
+    snprintf(w.name, sizeof w.name, "%s", weight->name);
+    w.type = weight->type;
+    w.op = op->op;
+    std::copy_n(weight->ne, 4, w.ne);
+    w.bytes = ggml_nbytes(weight);
+    if (layout) {
+        w.path = layout->name;
+    } else if (reason) {
+        w.reason = reason;
+    } else if (op->op != GGML_OP_GET_ROWS && upstream_packs(op)) {
+        w.path = "repack";
+    } else {
+        w.reason = refusal(weight, op->op);
+    }
+    auto & all = current.weights;
+    const auto same = [&](const smol_weight & other) { return other.op == w.op && !strcmp(other.name, w.name); };
+    all.erase(std::remove_if(all.begin(), all.end(), same), all.end());
+    all.push_back(w);
+}
+
 void smol_packing_force(const smol_layout * layout) {
     forced = layout;
 }
@@ -300,6 +308,9 @@ bool smol_packed_supports(const ggml_tensor * op) {
         return false;
     }
     // The loader asks, with an empty buffer (llama-model-loader.cpp:933).
+    if (smol_paged_place place; smol_paged_takes(weight->name, &place)) {
+        return false;
+    }
     if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID && op->op != GGML_OP_GET_ROWS) {
         return false;
     }
@@ -308,7 +319,7 @@ bool smol_packed_supports(const ggml_tensor * op) {
         // Only a tied head is read both ways; other embeddings are best left where a page at a time can be read.
         layout = nullptr;
     }
-    note(op, layout);
+    smol_packed_note(op, layout, nullptr);
     return layout != nullptr;
 }
 

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 // Raised with every change of a struct or signature below; both sides check it (smol_install).
-#define SMOL_ABI_VERSION 3
+#define SMOL_ABI_VERSION 4
 
 enum smol_status {
     SMOL_OK            = 0,
@@ -107,6 +107,66 @@ struct smol_weight {
 
 size_t smol_weight_count(void);
 bool   smol_weight_get(size_t i, struct smol_weight * out); // false: there is no number i
+
+// ---- paged experts ----------------------------------------------------------------------------------------------------
+// Weights of routed experts that are in memory only while they are used. Their tensors have no bytes of their own: a pager
+// hands out addresses expert by expert.
+
+struct smol_paged_place {
+    int32_t layer;                     // number of the layer among those that are paged
+    int32_t tensor;                    // number of the tensor in the layer
+    const struct smol_layout * layout; // how an expert lies in memory; NULL: as in the file
+};
+
+// A product with experts that is about to begin.
+struct smol_expert_op {
+    uintptr_t run; // the graph computation; no two that run at once have the same
+    int32_t layer, tensor;
+    int32_t n;                 // experts in use
+    int32_t * experts;         // they; may be put in another order
+    const int32_t * first_use; // expert e has uses number first_use[e] up to first_use[e + 1]
+    // The experts of each token, `used` of them, `stride` bytes from one token to the next.
+    const int32_t * ids;
+    int64_t used, tokens;
+    size_t stride;
+};
+
+// What a router's scores are made of, by the graph.
+enum smol_gating {
+    SMOL_GATING_LOGITS        = 0, // the router's product as it is
+    SMOL_GATING_SOFTMAX       = 1,
+    SMOL_GATING_SIGMOID       = 2,
+    SMOL_GATING_SQRT_SOFTPLUS = 3,
+};
+
+// Callbacks of a pager. They run on llama.cpp's threads and must not unwind; those of one run do not overlap, but for `wait`.
+struct smol_pager {
+    uint32_t abi_version;
+    uint32_t reserved;
+    void *   ud;
+    // Loading: whether a tensor is paged, and where; and whether the loader finds it where the pager does.
+    bool (*place)(void * ud, const char * name, struct smol_paged_place * out);
+    bool (*check)(void * ud, const struct smol_paged_place * place, uint16_t file, uint64_t offset, uint64_t size);
+    // The hidden state of a single token, as the router of a layer is about to see it. May be NULL.
+    void (*hidden)(void * ud, int32_t layer, enum smol_gating gating, const float * x, int64_t n_embd);
+    // Puts all n experts of a layer in order for one token, best first. false: they are sorted by score. May be NULL.
+    bool (*order)(void * ud, int32_t layer, enum smol_gating gating, const float * scores, int64_t n, int32_t * order);
+    // A token will need these experts of a layer.
+    void (*want)(void * ud, uintptr_t run, int32_t layer, const int32_t * experts, int32_t n);
+    // A product begins; `wait` returns where its expert number i begins, once it is there (NULL: it will not be), and `done`
+    // says that no thread uses it any more.
+    void (*begin)(void * ud, const struct smol_expert_op * op);
+    const void * (*wait)(void * ud, uintptr_t run, int32_t i);
+    void (*done)(void * ud, uintptr_t run, int32_t i);
+    // The graph is over. false: the pager failed in it.
+    bool (*end)(void * ud, uintptr_t run);
+};
+
+// The pager of the models that the calling thread loads from now on; it must outlive them. NULL: none.
+enum smol_status smol_paging_set(const struct smol_pager * pager);
+
+// How experts of k columns lie in memory, given what smol_packing_set() has chosen. NULL: as in the file.
+const struct smol_layout * smol_paged_layout(enum ggml_type type, int64_t k);
 
 // ---- single matrix products --------------------------------------------------------------------------------------------
 // What a model does with one weight, without a model: to test and to measure kernels as models use them.

@@ -37,7 +37,7 @@ pub const LLAMA_STATE_SEQ_FLAGS_SWA_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_ON_DEVICE: u32 = 2;
 pub const LLAMA_DRY_MAX_SEQ_BREAKERS: u32 = 64;
-pub const SMOL_ABI_VERSION: u32 = 3;
+pub const SMOL_ABI_VERSION: u32 = 4;
 pub type ggml_abort_callback_t =
     ::std::option::Option<unsafe extern "C" fn(error_message: *const ::std::os::raw::c_char)>;
 pub const GGML_STATUS_ALLOC_FAILED: ggml_status = -2;
@@ -2379,6 +2379,178 @@ const _: () = {
         [::std::mem::offset_of!(smol_weight, reason) - 120usize];
 };
 impl Default for smol_weight {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_paged_place {
+    pub layer: i32,
+    pub tensor: i32,
+    pub layout: *const smol_layout,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_paged_place"][::std::mem::size_of::<smol_paged_place>() - 16usize];
+    ["Alignment of smol_paged_place"][::std::mem::align_of::<smol_paged_place>() - 8usize];
+    ["Offset of field: smol_paged_place::layer"]
+        [::std::mem::offset_of!(smol_paged_place, layer) - 0usize];
+    ["Offset of field: smol_paged_place::tensor"]
+        [::std::mem::offset_of!(smol_paged_place, tensor) - 4usize];
+    ["Offset of field: smol_paged_place::layout"]
+        [::std::mem::offset_of!(smol_paged_place, layout) - 8usize];
+};
+impl Default for smol_paged_place {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_expert_op {
+    pub run: usize,
+    pub layer: i32,
+    pub tensor: i32,
+    pub n: i32,
+    pub experts: *mut i32,
+    pub first_use: *const i32,
+    pub ids: *const i32,
+    pub used: i64,
+    pub tokens: i64,
+    pub stride: usize,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_expert_op"][::std::mem::size_of::<smol_expert_op>() - 72usize];
+    ["Alignment of smol_expert_op"][::std::mem::align_of::<smol_expert_op>() - 8usize];
+    ["Offset of field: smol_expert_op::run"][::std::mem::offset_of!(smol_expert_op, run) - 0usize];
+    ["Offset of field: smol_expert_op::layer"]
+        [::std::mem::offset_of!(smol_expert_op, layer) - 8usize];
+    ["Offset of field: smol_expert_op::tensor"]
+        [::std::mem::offset_of!(smol_expert_op, tensor) - 12usize];
+    ["Offset of field: smol_expert_op::n"][::std::mem::offset_of!(smol_expert_op, n) - 16usize];
+    ["Offset of field: smol_expert_op::experts"]
+        [::std::mem::offset_of!(smol_expert_op, experts) - 24usize];
+    ["Offset of field: smol_expert_op::first_use"]
+        [::std::mem::offset_of!(smol_expert_op, first_use) - 32usize];
+    ["Offset of field: smol_expert_op::ids"][::std::mem::offset_of!(smol_expert_op, ids) - 40usize];
+    ["Offset of field: smol_expert_op::used"]
+        [::std::mem::offset_of!(smol_expert_op, used) - 48usize];
+    ["Offset of field: smol_expert_op::tokens"]
+        [::std::mem::offset_of!(smol_expert_op, tokens) - 56usize];
+    ["Offset of field: smol_expert_op::stride"]
+        [::std::mem::offset_of!(smol_expert_op, stride) - 64usize];
+};
+impl Default for smol_expert_op {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+pub const SMOL_GATING_LOGITS: smol_gating = 0;
+pub const SMOL_GATING_SOFTMAX: smol_gating = 1;
+pub const SMOL_GATING_SIGMOID: smol_gating = 2;
+pub const SMOL_GATING_SQRT_SOFTPLUS: smol_gating = 3;
+pub type smol_gating = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_pager {
+    pub abi_version: u32,
+    pub reserved: u32,
+    pub ud: *mut ::std::os::raw::c_void,
+    pub place: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            name: *const ::std::os::raw::c_char,
+            out: *mut smol_paged_place,
+        ) -> bool,
+    >,
+    pub check: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            place: *const smol_paged_place,
+            file: u16,
+            offset: u64,
+            size: u64,
+        ) -> bool,
+    >,
+    pub hidden: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            layer: i32,
+            gating: smol_gating,
+            x: *const f32,
+            n_embd: i64,
+        ),
+    >,
+    pub order: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            layer: i32,
+            gating: smol_gating,
+            scores: *const f32,
+            n: i64,
+            order: *mut i32,
+        ) -> bool,
+    >,
+    pub want: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            run: usize,
+            layer: i32,
+            experts: *const i32,
+            n: i32,
+        ),
+    >,
+    pub begin: ::std::option::Option<
+        unsafe extern "C" fn(ud: *mut ::std::os::raw::c_void, op: *const smol_expert_op),
+    >,
+    pub wait: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            run: usize,
+            i: i32,
+        ) -> *const ::std::os::raw::c_void,
+    >,
+    pub done: ::std::option::Option<
+        unsafe extern "C" fn(ud: *mut ::std::os::raw::c_void, run: usize, i: i32),
+    >,
+    pub end: ::std::option::Option<
+        unsafe extern "C" fn(ud: *mut ::std::os::raw::c_void, run: usize) -> bool,
+    >,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_pager"][::std::mem::size_of::<smol_pager>() - 88usize];
+    ["Alignment of smol_pager"][::std::mem::align_of::<smol_pager>() - 8usize];
+    ["Offset of field: smol_pager::abi_version"]
+        [::std::mem::offset_of!(smol_pager, abi_version) - 0usize];
+    ["Offset of field: smol_pager::reserved"]
+        [::std::mem::offset_of!(smol_pager, reserved) - 4usize];
+    ["Offset of field: smol_pager::ud"][::std::mem::offset_of!(smol_pager, ud) - 8usize];
+    ["Offset of field: smol_pager::place"][::std::mem::offset_of!(smol_pager, place) - 16usize];
+    ["Offset of field: smol_pager::check"][::std::mem::offset_of!(smol_pager, check) - 24usize];
+    ["Offset of field: smol_pager::hidden"][::std::mem::offset_of!(smol_pager, hidden) - 32usize];
+    ["Offset of field: smol_pager::order"][::std::mem::offset_of!(smol_pager, order) - 40usize];
+    ["Offset of field: smol_pager::want"][::std::mem::offset_of!(smol_pager, want) - 48usize];
+    ["Offset of field: smol_pager::begin"][::std::mem::offset_of!(smol_pager, begin) - 56usize];
+    ["Offset of field: smol_pager::wait"][::std::mem::offset_of!(smol_pager, wait) - 64usize];
+    ["Offset of field: smol_pager::done"][::std::mem::offset_of!(smol_pager, done) - 72usize];
+    ["Offset of field: smol_pager::end"][::std::mem::offset_of!(smol_pager, end) - 80usize];
+};
+impl Default for smol_pager {
     fn default() -> Self {
         let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -6088,6 +6260,8 @@ unsafe extern "C" {
     pub fn smol_self_test(layout: *const smol_layout) -> *const ::std::os::raw::c_char;
     pub fn smol_weight_count() -> usize;
     pub fn smol_weight_get(i: usize, out: *mut smol_weight) -> bool;
+    pub fn smol_paging_set(pager: *const smol_pager) -> smol_status;
+    pub fn smol_paged_layout(type_: ggml_type, k: i64) -> *const smol_layout;
     pub fn smol_matrix_new(
         params: *const smol_matrix_params,
         data: *const ::std::os::raw::c_void,
