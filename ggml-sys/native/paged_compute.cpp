@@ -38,7 +38,7 @@ struct alignas(CACHE_LINE) Progress {
 
 // The work buffer of a node. Activations come first: tiled.cpp expects plain ones at its begin.
 struct Work {
-    int64_t uses, progress, scratch, size;
+    int64_t uses, order, progress, scratch, size;
 
     Work(const ggml_tensor * node, int threads) {
         const ggml_tensor * weights = node->src[0];
@@ -57,7 +57,9 @@ struct Work {
         };
         const int64_t n = ggml_nelements(node->src[2]);
         uses = place(ExpertUses::bytes(weights->ne[2], n));
-        progress = place(size_t(std::min(weights->ne[2], n)) * sizeof(Progress));
+        const size_t most = size_t(std::min(weights->ne[2], n));
+        order = place(most * sizeof(uint32_t));
+        progress = place(most * sizeof(Progress));
         scratch = place(paged->place.layout ? 0 : plain_scratch(node, threads));
         // The buffer itself is aligned for any type, not for a cache line.
         size = at + CACHE_LINE;
@@ -181,7 +183,8 @@ class Product {
         : params(params), node(node), weights(node->src[0]), inputs(node->src[1]), paged(smol_paged_of(weights)),
           layout(paged->place.layout), pager(paged->pager), run(run_of(params)), work(node, params->nth),
           base(layout ? aligned(params->wdata) : static_cast<char *>(params->wdata)),
-          uses(aligned_at(work.uses), weights->ne[2]), progress(reinterpret_cast<Progress *>(aligned_at(work.progress))) {
+          uses(aligned_at(work.uses), weights->ne[2]), order(reinterpret_cast<uint32_t *>(aligned_at(work.order))),
+          progress(reinterpret_cast<Progress *>(aligned_at(work.progress))) {
         GGML_ASSERT(params->wsize >= size_t(work.size));
     }
 
@@ -191,7 +194,8 @@ class Product {
         }
         prepare();
         ggml_barrier(params->threadpool);
-        for (int32_t i = 0; i < *uses.active_n; i++) {
+        for (int32_t step = 0; step < *uses.active_n; step++) {
+            const int32_t i = int32_t(order[step]);
             const void * matrix = pager->wait(pager->ud, run, i);
             const int32_t expert = uses.active[i];
             if (!matrix) {
@@ -217,11 +221,21 @@ class Product {
             auto * p = new (&progress[i]) Progress;
             p->next.store(params->nth, std::memory_order_relaxed);
             p->left.store(params->nth, std::memory_order_relaxed);
+            order[i] = uint32_t(i);
         }
         const ggml_tensor * ids = node->src[2];
         const smol_expert_op op = {
-            run,           paged->place.layer, paged->place.tensor, *uses.active_n, uses.active, uses.first,
-            static_cast<const int32_t *>(ids->data), ids->ne[0], ids->ne[1], ids->nb[1],
+            run,
+            paged->place.layer,
+            paged->place.tensor,
+            *uses.active_n,
+            uses.active,
+            order,
+            uses.first,
+            static_cast<const int32_t *>(ids->data),
+            ids->ne[0],
+            ids->ne[1],
+            ids->nb[1],
         };
         remember(pager, run);
         pager->begin(pager->ud, &op);
@@ -310,6 +324,7 @@ class Product {
     Work work;
     char * base; // of the activations
     ExpertUses uses;
+    uint32_t * order;
     Progress * progress;
 };
 

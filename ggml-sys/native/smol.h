@@ -123,7 +123,8 @@ struct smol_expert_op {
     uintptr_t run; // the graph computation; no two that run at once have the same
     int32_t layer, tensor;
     int32_t n;                 // experts in use
-    int32_t * experts;         // they; may be put in another order
+    const int32_t * experts;   // they, in ascending order
+    uint32_t * order;          // their numbers 0 to n - 1, which may be put in the order in which they are best waited for
     const int32_t * first_use; // expert e has uses number first_use[e] up to first_use[e + 1]
     // The experts of each token, `used` of them, `stride` bytes from one token to the next.
     const int32_t * ids;

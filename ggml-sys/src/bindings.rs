@@ -2421,7 +2421,8 @@ pub struct smol_expert_op {
     pub layer: i32,
     pub tensor: i32,
     pub n: i32,
-    pub experts: *mut i32,
+    pub experts: *const i32,
+    pub order: *mut u32,
     pub first_use: *const i32,
     pub ids: *const i32,
     pub used: i64,
@@ -2430,7 +2431,7 @@ pub struct smol_expert_op {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of smol_expert_op"][::std::mem::size_of::<smol_expert_op>() - 72usize];
+    ["Size of smol_expert_op"][::std::mem::size_of::<smol_expert_op>() - 80usize];
     ["Alignment of smol_expert_op"][::std::mem::align_of::<smol_expert_op>() - 8usize];
     ["Offset of field: smol_expert_op::run"][::std::mem::offset_of!(smol_expert_op, run) - 0usize];
     ["Offset of field: smol_expert_op::layer"]
@@ -2440,15 +2441,17 @@ const _: () = {
     ["Offset of field: smol_expert_op::n"][::std::mem::offset_of!(smol_expert_op, n) - 16usize];
     ["Offset of field: smol_expert_op::experts"]
         [::std::mem::offset_of!(smol_expert_op, experts) - 24usize];
+    ["Offset of field: smol_expert_op::order"]
+        [::std::mem::offset_of!(smol_expert_op, order) - 32usize];
     ["Offset of field: smol_expert_op::first_use"]
-        [::std::mem::offset_of!(smol_expert_op, first_use) - 32usize];
-    ["Offset of field: smol_expert_op::ids"][::std::mem::offset_of!(smol_expert_op, ids) - 40usize];
+        [::std::mem::offset_of!(smol_expert_op, first_use) - 40usize];
+    ["Offset of field: smol_expert_op::ids"][::std::mem::offset_of!(smol_expert_op, ids) - 48usize];
     ["Offset of field: smol_expert_op::used"]
-        [::std::mem::offset_of!(smol_expert_op, used) - 48usize];
+        [::std::mem::offset_of!(smol_expert_op, used) - 56usize];
     ["Offset of field: smol_expert_op::tokens"]
-        [::std::mem::offset_of!(smol_expert_op, tokens) - 56usize];
+        [::std::mem::offset_of!(smol_expert_op, tokens) - 64usize];
     ["Offset of field: smol_expert_op::stride"]
-        [::std::mem::offset_of!(smol_expert_op, stride) - 64usize];
+        [::std::mem::offset_of!(smol_expert_op, stride) - 72usize];
 };
 impl Default for smol_expert_op {
     fn default() -> Self {
