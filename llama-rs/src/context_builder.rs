@@ -13,7 +13,7 @@ use crate::memory::{Layers, MemoryEstimate, MemoryRequest, human};
 use crate::model::Model;
 
 /// The context of models that were trained on more, unless another is asked for.
-const DEFAULT_N_CTX: u32 = 4096;
+pub(crate) const DEFAULT_N_CTX: u32 = 4096;
 /// Sequences that llama.cpp counts in fixed arrays (llama-cparams.h, LLAMA_MAX_SEQ).
 pub(crate) const MAX_SEQUENCES: u32 = 256;
 /// Bounds of settings that only memory limits.

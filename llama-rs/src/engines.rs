@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::expert_pager::ExpertPager;
 use crate::ffi::{self, call};
 use crate::graph_report::GraphCounter;
 use crate::layouts::LayoutOptions;
@@ -15,6 +16,13 @@ use crate::options::{EngineOptions, LevelChoice, ReportTarget};
 
 /// The layouts of models whose builder does not say.
 static LAYOUTS: Mutex<Option<LayoutOptions>> = Mutex::new(None);
+
+/// The pager of mixtures whose builder does not say.
+static EXPERT_PAGER: Mutex<Option<ExpertPager>> = Mutex::new(None);
+
+pub(crate) fn expert_pager() -> Option<ExpertPager> {
+    EXPERT_PAGER.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
 
 pub(crate) fn layouts() -> LayoutOptions {
     LAYOUTS.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
@@ -54,6 +62,7 @@ impl Engines {
         ffi::layouts::choose(&options.layouts)
             .map_err(|e| Error::new(ErrorKind::Config, format!("layouts: {}", e.message())))?;
         *LAYOUTS.lock().unwrap_or_else(PoisonError::into_inner) = Some(options.layouts.clone());
+        *EXPERT_PAGER.lock().unwrap_or_else(PoisonError::into_inner) = options.pager.clone();
         let wanted = &options.observe;
         let report = match &wanted.report {
             Some(target) => {

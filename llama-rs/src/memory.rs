@@ -15,6 +15,8 @@ pub struct MemoryEstimate {
     /// Buffers for activations and for the logits of a whole batch. They are reserved, but a use that asks for the
     /// logits of one token at a time touches a small part of them.
     pub compute: u64,
+    /// Of [`compute`](Self::compute), what any use of a full batch touches: activations and one token's logits.
+    pub activations: u64,
     /// Tables for computation graphs and what comes on top while the context works: thread stacks, work buffers. Most
     /// of it is address space that is never touched, but ggml ends the process where it cannot have it (ggml.c:1663).
     pub graphs: u64,
@@ -24,6 +26,11 @@ impl MemoryEstimate {
     /// Returns what is filled in any use: the cache and the states.
     pub fn resident(&self) -> u64 {
         self.kv_cache.saturating_add(self.recurrent)
+    }
+
+    /// Returns what is filled when long prompts are computed and the logits of one token at a time are asked for.
+    pub fn in_use(&self) -> u64 {
+        self.resident().saturating_add(self.activations).saturating_add(AT_WORK)
     }
 
     /// Returns the sum of everything that is allocated.
@@ -149,14 +156,34 @@ impl<'a> Layers<'a> {
             let cells = if self.is_windowed(layer) { window_cells } else { cells };
             kv_cache = kv_cache.saturating_add(token.saturating_mul(cells).saturating_mul(streams));
         }
-        let n_embd = self.number("embedding_length").unwrap_or(0);
-        let row = request.n_vocab.saturating_add(n_embd.saturating_mul(4)).saturating_mul(4);
+        let n_tokens = request.n_ubatch.min(request.n_ctx);
+        let row = self.activations_of_a_token().saturating_mul(4);
+        // The mask of attention has a number for each pair of a new token and a cached one.
+        let mask = cells.saturating_mul(4);
+        let activations = row.saturating_add(mask).saturating_mul(n_tokens);
+        let logits = request.n_vocab.saturating_mul(4);
         MemoryEstimate {
             kv_cache,
             recurrent: self.recurrent_bytes().saturating_mul(request.n_seq_max.max(1)),
-            compute: row.saturating_mul(request.n_ubatch.min(request.n_ctx)),
+            compute: activations.saturating_add(logits.saturating_mul(n_tokens)),
+            activations: activations.saturating_add(logits),
             graphs: self.graph_nodes(request).saturating_mul(NODE_BYTES).saturating_add(AT_WORK),
         }
+    }
+
+    /// Numbers that are alive at once for a token, where they are most: in a layer's network of gate and up, or in that of
+    /// all experts that the token uses.
+    fn activations_of_a_token(&self) -> u64 {
+        let n_embd = self.number("embedding_length").unwrap_or(0);
+        let widest = |key: &str| {
+            let widths = (0..self.count).filter_map(|layer| self.per_layer(key, layer));
+            widths.max().unwrap_or(0)
+        };
+        let dense = widest("feed_forward_length").saturating_mul(2);
+        let of_expert =
+            n_embd.saturating_add(widest("expert_feed_forward_length").saturating_mul(2));
+        let experts = widest("expert_used_count").saturating_mul(of_expert);
+        dense.max(experts).saturating_add(n_embd.saturating_mul(4))
     }
 
     /// The most nodes of a graph (llama-context.cpp:2529, llama_context::graph_max_nodes).
@@ -248,6 +275,21 @@ mod tests {
         let windowed = Layers::new(&metadata).estimate(&request(32768)).kv_cache;
         let all = Layers::new(&metadata).estimate(&full).kv_cache;
         assert_eq!(windowed, all / 30 * 5 + all / 30 / 32768 * 1024 * 25);
+    }
+
+    #[test]
+    fn what_is_in_use_grows_with_the_experts_of_a_token() {
+        let mut metadata = dense();
+        metadata.set("llama.feed_forward_length", 1536u32);
+        let of_dense = Layers::new(&metadata).estimate(&request(2048));
+        assert_eq!(of_dense.activations, 512 * 4 * (2 * 1536 + 4 * 576 + 2048) + 4 * 1000);
+        assert_eq!(of_dense.compute, of_dense.activations + 511 * 4 * 1000);
+        assert_eq!(of_dense.in_use(), of_dense.resident() + of_dense.activations + AT_WORK);
+        metadata.set("llama.expert_feed_forward_length", 768u32);
+        metadata.set("llama.expert_used_count", 4u32);
+        let of_mixture = Layers::new(&metadata).estimate(&request(2048));
+        let more = 4 * (576 + 2 * 768) - 2 * 1536;
+        assert_eq!(of_mixture.activations, of_dense.activations + 512 * 4 * more);
     }
 
     #[test]

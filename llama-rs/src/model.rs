@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use smol_engine::expert::{Pager, PagerStatistics};
 use smol_gguf::{Metadata, Value};
 
 use crate::context_builder::ContextBuilder;
@@ -41,6 +42,8 @@ pub(crate) struct Inner {
     pub(crate) metadata: Metadata,
     pub(crate) n_tensors: usize,
     pub(crate) layouts: Vec<WeightLayout>,
+    /// Keeps experts in memory and reads those that are not there, if that was asked for.
+    pub(crate) pager: Option<Arc<Pager>>,
     pub(crate) files: Vec<FileState>,
     pub(crate) fingerprint: u128,
     #[cfg(feature = "json-schema")]
@@ -105,6 +108,11 @@ impl Model {
     /// Returns the sum over [`layouts`](Self::layouts).
     pub fn layout_summary(&self) -> LayoutSummary {
         LayoutSummary::new(self.layouts())
+    }
+
+    /// Returns what the expert pager has done since the model was loaded; `None` if all experts are in memory.
+    pub fn pager_statistics(&self) -> Option<PagerStatistics> {
+        self.inner.pager.as_ref().map(|pager| pager.statistics())
     }
 
     /// Returns the path that the model was loaded from.

@@ -11,6 +11,8 @@ use smol_gguf::{Depth, Metadata, Value};
 use crate::cancel::CancelToken;
 use crate::engines;
 use crate::error::{Error, ErrorKind, Result};
+use crate::expert_pager::{self, ExpertPager};
+use crate::experts_used::experts_override;
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
 use crate::ffi::{self, call};
@@ -84,6 +86,11 @@ pub struct ModelBuilder {
     overrides: Vec<(String, MetadataOverride)>,
     progress: Option<ProgressFn>,
     cancel: Option<CancelToken>,
+    expert_pager: Option<ExpertPager>,
+    ram: Option<u64>,
+    planned_context: Option<u32>,
+    experts_used: Option<u32>,
+    record_experts: Option<PathBuf>,
 }
 
 impl ModelBuilder {
@@ -97,7 +104,48 @@ impl ModelBuilder {
             overrides: Vec::new(),
             progress: None,
             cancel: None,
+            expert_pager: None,
+            ram: None,
+            planned_context: None,
+            experts_used: None,
+            record_experts: None,
         }
+    }
+
+    /// Reads the experts of a mixture from the file when they are needed, instead of keeping all in memory; by default
+    /// what [`EngineOptions`](crate::EngineOptions) have. Loading a model without experts fails then.
+    pub fn expert_pager(mut self, pager: ExpertPager) -> Self {
+        self.expert_pager = Some(pager);
+        self
+    }
+
+    /// Sets the bytes of RAM that this process may fill, with weights, a context and all else.
+    ///
+    /// Where a mixture of experts does not fit, its experts are read from the file when they are needed; see
+    /// [`expert_pager`](Self::expert_pager). Of more RAM than there is, only that is used. The context counts as
+    /// [`planned_context`](Self::planned_context) says.
+    pub fn ram(mut self, bytes: u64) -> Self {
+        self.ram = Some(bytes);
+        self
+    }
+
+    /// Sets the tokens of the context for which [`ram`](Self::ram) leaves room; by default as many as
+    /// [`ContextBuilder::n_ctx`](crate::ContextBuilder::n_ctx) has by default.
+    pub fn planned_context(mut self, n_ctx: u32) -> Self {
+        self.planned_context = Some(n_ctx);
+        self
+    }
+
+    /// Sets how many experts each token uses, at most as many as the file says. Fewer are faster and worse.
+    pub fn experts_used(mut self, experts: u32) -> Self {
+        self.experts_used = Some(experts);
+        self
+    }
+
+    /// Records which experts the model chooses, and how long their reads take, into a file, which is created or replaced.
+    pub fn record_experts(mut self, path: impl Into<PathBuf>) -> Self {
+        self.record_experts = Some(path.into());
+        self
     }
 
     /// Sets which matrices are packed and how; the default is what [`EngineOptions`](crate::EngineOptions) have, or
@@ -165,11 +213,16 @@ impl ModelBuilder {
         })
     }
 
-    fn load_unplaced(self) -> Result<Model> {
+    fn load_unplaced(mut self) -> Result<Model> {
         self.check_cancelled()?;
         call::init()?;
         let files = ModelFiles::open(&self.path)?;
         self.check_cancelled()?;
+        let pager = expert_pager::wanted(self.expert_pager.as_ref(), files.metadata())?;
+        let experts_used = self.experts_used.or(pager.as_ref().and_then(|pager| pager.experts));
+        if let Some(used) = experts_used {
+            self.overrides.push(experts_override(files.metadata(), used)?);
+        }
         let metadata = overridden(files.metadata(), &self.overrides)?;
         check(&files, &metadata, &self.path)?;
         self.check_cancelled()?;
@@ -219,6 +272,7 @@ impl ModelBuilder {
             metadata,
             n_tensors,
             layouts,
+            pager: None,
             files,
             fingerprint,
             #[cfg(feature = "json-schema")]
@@ -346,6 +400,11 @@ impl fmt::Debug for ModelBuilder {
             .field("check_tensors", &self.check_tensors)
             .field("layouts", &self.layouts)
             .field("overrides", &self.overrides)
+            .field("expert_pager", &self.expert_pager)
+            .field("ram", &self.ram)
+            .field("planned_context", &self.planned_context)
+            .field("experts_used", &self.experts_used)
+            .field("record_experts", &self.record_experts)
             .finish_non_exhaustive()
     }
 }

@@ -12,6 +12,7 @@ use serde::de::{Deserializer, Error as _};
 
 use crate::engines::Engines;
 use crate::error::{Error, ErrorKind, Result};
+use crate::expert_pager::ExpertPager;
 use crate::layouts::LayoutOptions;
 use crate::op::Op;
 
@@ -40,7 +41,7 @@ const MAX_FILE_SIZE: u64 = 1 << 20;
 /// assert!(error.to_string().starts_with("line 2: cpu.levle: unknown field"), "{error}");
 /// # Ok::<(), llama_rs::Error>(())
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct EngineOptions {
@@ -48,6 +49,9 @@ pub struct EngineOptions {
     pub cpu: CpuOptions,
     /// `[layouts]`: how weights are packed at load.
     pub layouts: LayoutOptions,
+    /// `[pager]`: experts that are read when they are needed; without the table all are in memory. Models without experts
+    /// are loaded as ever.
+    pub pager: Option<ExpertPager>,
     /// `[observe]`: a report on what was computed.
     pub observe: ObserveOptions,
 }
@@ -207,7 +211,7 @@ mod tests {
     #[test]
     fn refusals_name_line_and_key() {
         for (text, start) in [
-            ("\n[pager]\n", "line 2: pager: unknown field"),
+            ("\n[expert]\n", "line 2: expert: unknown field"),
             ("[cpu]\nlevel = \"auto\"\nspeed = 1", "line 3: cpu.speed: unknown field"),
             ("[cpu]\n\nlevel = 3", "line 3: cpu.level: invalid type: integer `3`"),
             ("cpu = 3", "line 1: cpu: invalid type"),

@@ -55,6 +55,18 @@ pub(super) fn peak_rss() -> Option<u64> {
 /// Returns the bytes that this process has had read from disk; iOS does not offer that.
 #[cfg(target_os = "macos")]
 pub(super) fn bytes_read_from_disk() -> Option<u64> {
+    usage().map(|usage| usage.ri_diskio_bytesread)
+}
+
+/// Returns the resident set of this process in bytes; iOS does not offer that.
+#[cfg(target_os = "macos")]
+pub(super) fn rss() -> Option<u64> {
+    usage().map(|usage| usage.ri_resident_size)
+}
+
+/// What this process has used.
+#[cfg(target_os = "macos")]
+fn usage() -> Option<libc::rusage_info_v2> {
     let mut info = std::mem::MaybeUninit::<libc::rusage_info_v2>::uninit();
     let pid = i32::try_from(std::process::id()).ok()?;
     // SAFETY: with RUSAGE_INFO_V2 the call writes one rusage_info_v2 (libproc.h), and the
@@ -65,7 +77,7 @@ pub(super) fn bytes_read_from_disk() -> Option<u64> {
         return None;
     }
     // SAFETY: the call returned 0, so it has filled the structure.
-    Some(unsafe { info.assume_init() }.ri_diskio_bytesread)
+    Some(unsafe { info.assume_init() })
 }
 
 fn sysctl_u32(name: &CStr) -> Option<u32> {

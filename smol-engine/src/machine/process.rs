@@ -10,6 +10,16 @@ pub fn peak_rss() -> Option<u64> {
     return None;
 }
 
+/// Returns the resident set that this process has now, in bytes.
+pub fn rss() -> Option<u64> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    return super::memory::kib_field(&read("/proc/self/status")?, "VmRSS");
+    #[cfg(target_os = "macos")]
+    return super::apple::rss();
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+    return None;
+}
+
 /// Returns the bytes that this process has had read from disk: page cache hits are not
 /// counted, page faults on mapped files and their read-ahead are.
 pub fn bytes_read_from_disk() -> Option<u64> {
@@ -53,5 +63,7 @@ mod tests {
         let sum: u64 = block.iter().step_by(4096).map(|&byte| u64::from(byte)).sum();
         assert_eq!(sum, 64 << 8);
         assert!(peak_rss().unwrap() >= before.max(64 << 20));
+        let now = rss().unwrap();
+        assert!((64 << 20..=peak_rss().unwrap()).contains(&now), "{now}");
     }
 }
