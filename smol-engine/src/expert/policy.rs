@@ -44,7 +44,12 @@ pub enum Policy {
 }
 
 /// Tokens after which a use has half of its weight for [`Policy::Decayed`].
-pub const HALF_LIFE: f64 = 16.0;
+///
+/// Chosen by simulation of five routers fitted to what a 30-layer model reads (32 to 128 experts,
+/// 4 to 8 used), with pools of an eighth to three quarters of each layer's experts: small pools
+/// want about 8 tokens, large ones 32, and from 6 to 32 no pool's misses differ by more than a
+/// tenth.
+pub const HALF_LIFE: f64 = 12.0;
 
 impl Policy {
     /// All policies.
