@@ -3,6 +3,9 @@
 mod common;
 #[path = "common/model.rs"]
 mod model;
+#[cfg(unix)]
+#[path = "common/process.rs"]
+mod process;
 
 use common::{output, smol};
 use model::tiny_model;
@@ -136,7 +139,6 @@ fn interrupt(child: &std::process::Child) {
 #[cfg(unix)]
 fn ctrl_c_ends_a_chat_that_waits_for_a_pipe() {
     use std::io::{Read as _, Write as _};
-    use std::time::Duration;
 
     let folder = tempfile::tempdir().unwrap();
     tiny_model(folder.path());
@@ -145,8 +147,7 @@ fn ctrl_c_ends_a_chat_that_waits_for_a_pipe() {
     stdin.write_all(b"Hello\n").unwrap();
     let mut stdout = child.stdout.take().unwrap();
     stdout.read_exact(&mut [0; 1]).unwrap();
-    // From the answer to the next line it takes no time that counts.
-    std::thread::sleep(Duration::from_millis(500));
+    process::let_wait(&child);
     interrupt(&child);
     let mut rest = Vec::new();
     stdout.read_to_end(&mut rest).unwrap();

@@ -3,6 +3,9 @@
 mod common;
 #[path = "common/model.rs"]
 mod model;
+#[cfg(unix)]
+#[path = "common/process.rs"]
+mod process;
 
 use common::{output, smol};
 use model::Bench;
@@ -218,8 +221,8 @@ fn ctrl_c_is_cancelled_in_json() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // Long enough for the handler, and far from the end of the context.
-    std::thread::sleep(std::time::Duration::from_millis(600));
+    // Long enough for the first tokens, and far from the end of the context.
+    process::let_compute(&child, std::time::Duration::from_millis(600));
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));

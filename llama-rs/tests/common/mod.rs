@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod time;
+
 use llama_rs::Model;
 use llama_rs::generation::{Answer, GenerateOptions};
 use llama_rs::sampler::SamplerBuilder;

@@ -10,18 +10,25 @@ use testkit::tiny::{self, Arch, TinyOptions};
 use crate::models::{
     assert_close, last_logits, logits_after, small_context, some_tokens, tiny, tiny_file,
 };
+use crate::time::computed;
 
 const FIRST: SeqId = SeqId::FIRST;
 const LATENCY: Duration = Duration::from_millis(500);
 
-/// Cancels after a while and tells when.
-fn cancel_after(token: &CancelToken, delay: Duration) -> thread::JoinHandle<Instant> {
-    let token = token.clone();
-    thread::spawn(move || {
-        thread::sleep(delay);
-        let now = Instant::now();
-        token.cancel();
-        now
+/// Runs `work` and cancels it after a while. Returns what it returned, and how long it has computed after that: less
+/// where other programs had the core, as it can have computed no longer than the time that passed before.
+fn cancelled<R>(token: &CancelToken, delay: Duration, work: impl FnOnce() -> R) -> (R, Duration) {
+    thread::scope(|scope| {
+        let (start, before) = (Instant::now(), computed());
+        let canceller = scope.spawn(move || {
+            thread::sleep(delay);
+            let passed = start.elapsed();
+            token.cancel();
+            passed
+        });
+        let returned = work();
+        let time = computed() - before;
+        (returned, time.saturating_sub(canceller.join().unwrap()))
     })
 }
 
@@ -41,7 +48,7 @@ fn loading_stops_before_and_within() {
     assert!(Model::builder(&path).cancel(&token).load().unwrap_err().is_cancelled());
     token.reset();
     let within = token.clone();
-    let started = Instant::now();
+    let started = computed();
     let loaded = Model::builder(&path)
         .cancel(&token)
         .on_progress(move |fraction| {
@@ -52,7 +59,7 @@ fn loading_stops_before_and_within() {
         })
         .load();
     assert!(loaded.unwrap_err().is_cancelled());
-    assert!(started.elapsed() < LATENCY * 4);
+    assert!(computed() - started < LATENCY * 4);
 }
 
 #[test]
@@ -64,11 +71,11 @@ fn prefill_stops_within_a_batch_and_takes_the_tokens_back() {
         let builder = model.context().n_ctx(32768).n_batch(4096).threads(1, 1).cancel(&token);
         let mut context = builder.build().unwrap();
         last_logits(&mut context, FIRST, &some_tokens(10));
-        let canceller = cancel_after(&token, Duration::from_millis(100));
-        let error = context.prefill(FIRST, &some_tokens(32_000)).unwrap_err();
-        let returned = Instant::now();
+        let (result, latency) = cancelled(&token, Duration::from_millis(100), || {
+            context.prefill(FIRST, &some_tokens(32_000))
+        });
+        let error = result.unwrap_err();
         assert!(error.is_cancelled(), "{error:?}");
-        let latency = returned - canceller.join().unwrap();
         assert!(latency < LATENCY, "{latency:?}");
 
         let kept = context.kv().pos_range(FIRST).unwrap().map(|range| *range.end());
@@ -93,9 +100,10 @@ fn decode_stops_too() {
     let mut context = model.context().n_ctx(8192).n_batch(8000).threads(1, 1).build().unwrap();
     context.set_cancel_token(Some(token.clone()));
     assert!(context.cancel_token().is_some_and(|other| other.same_as(&token)));
-    let canceller = cancel_after(&token, Duration::from_millis(50));
-    let error = context.decode(&Batch::sequence(&some_tokens(8000), 0, FIRST)).unwrap_err();
-    let latency = Instant::now() - canceller.join().unwrap();
+    let batch = Batch::sequence(&some_tokens(8000), 0, FIRST);
+    let (result, latency) =
+        cancelled(&token, Duration::from_millis(50), || context.decode(&batch).map(drop));
+    let error = result.unwrap_err();
     assert!(error.is_cancelled() && latency < LATENCY, "{latency:?} {error:?}");
     assert_eq!(context.kv().pos_range(FIRST).unwrap(), None);
     assert!(context.outputs().is_empty());

@@ -10,5 +10,7 @@ mod models;
 mod parallel;
 mod quantize;
 mod state;
+#[path = "../common/time.rs"]
+mod time;
 mod types;
 mod vocab;
