@@ -39,3 +39,81 @@ pub struct PagerStatistics {
     /// `direct`, or `buffered` and why.
     pub io_mode: String,
 }
+
+impl PagerStatistics {
+    /// Returns what has been done since `earlier`. Slots, memory, readers and mode are those of now.
+    ///
+    /// ```
+    /// use smol_engine::expert::PagerStatistics;
+    ///
+    /// let now = PagerStatistics::default();
+    /// assert_eq!(now.since(&now), now);
+    /// ```
+    pub fn since(&self, earlier: &Self) -> Self {
+        let hits = self.hits.saturating_sub(earlier.hits);
+        let misses = self.misses.saturating_sub(earlier.misses);
+        let tokens = self.tokens.saturating_sub(earlier.tokens);
+        let bytes_read = self.bytes_read.saturating_sub(earlier.bytes_read);
+        let waited = |statistics: &Self| statistics.wait_ms_per_token * statistics.tokens as f64;
+        Self {
+            hits,
+            misses,
+            miss_rate: ratio(misses as f64, hits + misses),
+            tokens,
+            mb_per_token: ratio(bytes_read as f64 / 1e6, tokens),
+            wait_ms_per_token: ratio((waited(self) - waited(earlier)).max(0.0), tokens),
+            useful: self.useful.saturating_sub(earlier.useful),
+            late: self.late.saturating_sub(earlier.late),
+            wasted: self.wasted.saturating_sub(earlier.wasted),
+            streamed: self.streamed.saturating_sub(earlier.streamed),
+            bytes_read,
+            ..self.clone()
+        }
+    }
+}
+
+/// `part` of `all`; 0 of nothing.
+fn ratio(part: f64, all: u64) -> f64 {
+    if all == 0 { 0.0 } else { part / all as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_has_rates_of_its_own() {
+        let before = PagerStatistics {
+            hits: 10,
+            misses: 30,
+            miss_rate: 0.75,
+            tokens: 10,
+            mb_per_token: 3.0,
+            wait_ms_per_token: 5.0,
+            bytes_read: 30_000_000,
+            wasted: 2,
+            slots: 7,
+            ..PagerStatistics::default()
+        };
+        let after = PagerStatistics {
+            hits: 100,
+            misses: 40,
+            miss_rate: 40.0 / 140.0,
+            tokens: 30,
+            mb_per_token: 50.0 / 30.0,
+            wait_ms_per_token: 3.0,
+            bytes_read: 50_000_000,
+            wasted: 5,
+            slots: 9,
+            io_mode: "direct".to_owned(),
+            ..PagerStatistics::default()
+        };
+        let between = after.since(&before);
+        assert_eq!((between.hits, between.misses, between.tokens), (90, 10, 20));
+        assert_eq!((between.miss_rate, between.mb_per_token), (0.1, 1.0));
+        assert!((between.wait_ms_per_token - 2.0).abs() < 1e-9);
+        assert_eq!((between.wasted, between.slots, between.io_mode.as_str()), (3, 9, "direct"));
+        let nothing = after.since(&after);
+        assert_eq!((nothing.miss_rate, nothing.mb_per_token, nothing.tokens), (0.0, 0.0, 0));
+    }
+}
