@@ -4,9 +4,12 @@ mod config;
 mod error;
 mod pager;
 pub mod policy;
+pub mod predict;
+pub mod prefetch;
 pub mod routing;
 pub mod scope;
 mod statistics;
+pub mod trace;
 
 pub use config::{ExpertLayer, ExpertTensor, Packer, PagerConfig};
 pub use error::{Error, Result};
