@@ -21,12 +21,15 @@ pub struct PerplexityOptions {
     pub max_chunks: Option<usize>,
     /// Threads that compute probabilities from logits; `None` takes one for each CPU.
     pub threads: Option<usize>,
+    /// Whether [`context`](Self::context) evaluates tokens one at a time, as when text is generated, which is slow.
+    /// Where the experts of a token depend on those in memory, a batch would hide what that costs.
+    pub one_by_one: bool,
 }
 
 impl Default for PerplexityOptions {
     /// Chunks of 512 tokens, as `llama-perplexity`.
     fn default() -> Self {
-        Self { chunk: 512, max_chunks: None, threads: None }
+        Self { chunk: 512, max_chunks: None, threads: None, one_by_one: false }
     }
 }
 
@@ -34,20 +37,34 @@ impl PerplexityOptions {
     /// Tokens evaluated at once by [`context`](Self::context), as `llama-perplexity`.
     const BATCH: usize = 2048;
 
-    /// Starts to set up a context that evaluates several chunks at once.
+    /// Starts to set up a context that evaluates several chunks at once, or one token at a time.
     ///
     /// # Errors
     /// `InvalidArgument` for a chunk size out of range.
     pub fn context(&self, model: &Model) -> Result<ContextBuilder> {
         self.check()?;
-        let parallel = (Self::BATCH / self.chunk).clamp(1, MAX_SEQUENCES as usize);
-        let n_ctx = (parallel * self.chunk) as u32;
+        let n_ctx = self.n_ctx();
+        if self.one_by_one {
+            return Ok(model.context().n_ctx(n_ctx).n_batch(1));
+        }
+        let parallel = self.parallel();
         Ok(model
             .context()
             .n_ctx(n_ctx)
             .n_batch(n_ctx.min(Self::BATCH as u32))
             .n_seq_max(parallel as u32)
             .kv_unified(false))
+    }
+
+    /// Returns the size in tokens of that context.
+    pub fn n_ctx(&self) -> u32 {
+        let chunks = if self.one_by_one { 1 } else { self.parallel() };
+        u32::try_from(chunks.saturating_mul(self.chunk)).unwrap_or(u32::MAX)
+    }
+
+    /// Chunks that are evaluated at once.
+    fn parallel(&self) -> usize {
+        (Self::BATCH / self.chunk.max(1)).clamp(1, MAX_SEQUENCES as usize)
     }
 
     fn check(&self) -> Result<()> {
@@ -181,6 +198,7 @@ pub fn perplexity(
             .threads
             .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
             .max(1),
+        one_by_one: options.one_by_one,
     };
     let all = tokens.len() / options.chunk;
     let chunks = options.max_chunks.map_or(all, |max| max.min(all)).max(1);
@@ -221,6 +239,7 @@ struct Run<'a> {
     bos: Option<Token>,
     vocab: &'a Vocab,
     threads: usize,
+    one_by_one: bool,
 }
 
 impl Run<'_> {
@@ -245,7 +264,9 @@ impl Run<'_> {
                     if scored {
                         targets.push((batch.len(), seq, self.tokens[base + position + 1]));
                     }
-                    batch.push(token, position as i32, SeqId(seq as i32), scored);
+                    // Without an output the last layer would not compute the token.
+                    let output = scored || self.one_by_one;
+                    batch.push(token, position as i32, SeqId(seq as i32), output);
                 }
             }
             let outputs = context.decode(&batch)?;

@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(context(2048).kv_cache, 2048 * 30 * 768 * 2);
         let mut short = metadata;
         short.set("llama.context_length", 512u32);
-        short.set("tokenizer.ggml.tokens", Array::String(vec!["a".into(); 3]));
+        short.set("tokenizer.ggml.tokens", Array::String(["a"; 3].into_iter().collect()));
         assert_eq!((default_n_ctx(&short), vocab_len(&short)), (512, 3));
     }
 

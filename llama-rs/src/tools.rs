@@ -22,6 +22,7 @@ use crate::options::EngineOptions;
 pub fn run(tool: Tool, args: &[CString], options: Option<&EngineOptions>) -> Result<i32> {
     ggml_sys::cpu::check().map_err(|e| Error::new(ErrorKind::Cpu, e.to_string()))?;
     if let Some(options) = options {
+        check_options(options)?;
         let engines = options.install()?;
         // The tool prints in its own way.
         log::uninstall();
@@ -33,4 +34,18 @@ pub fn run(tool: Tool, args: &[CString], options: Option<&EngineOptions>) -> Res
     let code = code?;
     finished?;
     Ok(code)
+}
+
+/// Refuses what upstream's code decides before an engine is asked.
+fn check_options(options: &EngineOptions) -> Result<()> {
+    match options.pager.as_ref().and_then(|pager| pager.experts) {
+        Some(experts) => Err(Error::new(
+            ErrorKind::Config,
+            format!(
+                "pager.experts: the tools have an option for that, --override-kv ARCH.expert_used_count=int:{experts}, with \
+                 the model's architecture for ARCH"
+            ),
+        )),
+        None => Ok(()),
+    }
 }

@@ -47,7 +47,12 @@ fn naive(model: &Model, text: &str, chunks: usize) -> (f64, f64, usize) {
 fn agrees_with_the_definition() {
     for arch in [Arch::Llama, Arch::Qwen3, Arch::Gemma3, Arch::Qwen35] {
         let model = model(arch);
-        let options = PerplexityOptions { chunk: CHUNK, max_chunks: Some(5), threads: Some(2) };
+        let options = PerplexityOptions {
+            chunk: CHUNK,
+            max_chunks: Some(5),
+            threads: Some(2),
+            ..PerplexityOptions::default()
+        };
         let (expected, bits, count) = naive(&model, &text(), 5);
         // Several chunks at once, one at a time, and a chunk in several batches.
         for (n_seq, n_batch) in [(4, 4 * CHUNK as u32), (1, CHUNK as u32), (1, 20)] {
@@ -86,6 +91,14 @@ fn the_suggested_context_fits() {
     let result =
         perplexity(&mut context, &text(), &options, |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(result.chunks, result.tokens / 128);
+
+    let options = PerplexityOptions { max_chunks: Some(2), one_by_one: true, ..options };
+    let mut context = options.context(&model).unwrap().threads(1, 1).build().unwrap();
+    assert_eq!((context.n_batch(), context.n_seq_max()), (1, 1));
+    let one_by_one =
+        perplexity(&mut context, &text(), &options, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(one_by_one.chunks, 2);
+    assert_eq!(one_by_one.scored_tokens * result.chunks, result.scored_tokens * 2);
 }
 
 #[test]

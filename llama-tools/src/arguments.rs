@@ -77,6 +77,22 @@ FILE is TOML; every key may be left out, unknown ones are errors:
   [cpu]
   level = \"auto\"        # or one of this build's levels: {}
 
+  [layouts]
+  enabled = true        # pack weights of few bits for fast kernels
+  prefer = [\"q2_k-16\"]  # layouts to use, or not to use (avoid), by name
+
+  [pager]               # mixtures: read experts when they are needed
+  budget = \"auto\"       # memory for experts: a size as \"600MiB\", or {{ slots = N }} of each layer
+  policy = \"decayed\"    # which expert leaves: lru, lfu, decayed, slru
+  scope = \"layer\"       # which compete: those of a layer, or global
+  readers = 4           # threads that read
+  io = \"auto\"           # or buffered: through the page cache
+  bias = 0.0            # prefer experts in memory: changes what the model says
+  keep_top = 1          # experts that are used whatever the bias
+  prefetch = \"auto\"     # read guessed experts ahead: off, on, auto
+  warm = \"FILE\"         # trace whose most used experts are read at load
+  verify = false        # read twice and compare
+
   [observe]
   report = \"FILE\"       # JSON report on the computed graphs; \"-\" is standard error
   ops = [\"MUL_MAT\"]     # operations whose nodes are counted; default: all
@@ -130,6 +146,16 @@ mod tests {
             let error = split_words(words).unwrap_err();
             assert!(error.contains(message), "{error}");
         }
+    }
+
+    #[test]
+    fn the_help_shows_a_configuration_that_is_one() {
+        let help = help(Tool::BENCH);
+        let start = help.find("  [cpu]").unwrap();
+        let end = help.find("Built for").unwrap();
+        let options = llama_rs::EngineOptions::from_toml(&help[start..end]).unwrap();
+        assert_eq!(options.layouts.prefer.len(), 1);
+        assert_eq!(options.pager.unwrap().readers, Some(4));
     }
 
     #[cfg(unix)]

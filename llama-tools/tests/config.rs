@@ -97,6 +97,12 @@ fn bad_configurations_are_refused_before_the_tool_starts() {
             "[observe]\nreport = \"-\"\nops = [\"NOP\"]",
             "line 3: observe.ops: `NOP` is not an operation",
         ),
+        ("[pager]\nbudget = \"600\"", "line 2: pager.budget: `600` has no unit; write 600MiB"),
+        ("[pager]\nbudget = { slots = 0 }", "line 2: pager.budget: is 0, which holds no expert"),
+        ("[pager]\nram = 1", "line 2: pager.ram: unknown field"),
+        ("[pager]\npolicy = \"mru\"", "line 2: pager.policy: unknown variant `mru`"),
+        ("pager.readers = 0", "line 1: pager.readers: is 0 but must be 1 to 64"),
+        ("pager = true", "line 1: pager: invalid type: boolean `true`"),
         ("[cpu]\nlevel = \"vax\"", "line 2: cpu.level: this build has no CPU level `vax`"),
         ("[cpu", "line 1: `[cpu`: "),
     ] {
@@ -106,6 +112,24 @@ fn bad_configurations_are_refused_before_the_tool_starts() {
     std::fs::remove_file(fixture.path("bad.toml")).unwrap();
     std::fs::create_dir(fixture.path("bad.toml")).unwrap();
     refused("the configuration cannot be read: ");
+}
+
+#[test]
+fn the_number_of_experts_is_the_tools_own_option() {
+    let fixture = Fixture::new();
+    fixture.write("c.toml", "[pager]\nexperts = 2");
+    let (stdout, stderr) =
+        fixture.run("llama-bench", &["-m", "tiny.gguf", "--smol-config", "c.toml"], 2);
+    assert_eq!(stdout, "");
+    assert!(stderr.contains("--override-kv ARCH.expert_used_count=int:2"), "{stderr}");
+}
+
+#[test]
+fn models_without_experts_are_loaded_as_ever() {
+    let fixture = Fixture::new();
+    let plain = fixture.complete(&[]);
+    fixture.write("c.toml", "[pager]\nbudget = \"1MiB\"\n[layouts]\nenabled = false");
+    assert_eq!(fixture.complete(&["--smol-config", "c.toml"]), plain);
 }
 
 #[test]
@@ -127,6 +151,7 @@ fn our_options_are_explained_and_checked() {
     for tool in ["llama-bench", "llama-perplexity", "llama-quantize", "llama-completion"] {
         let (stdout, _) = fixture.run(tool, &["--smol-help"], 0);
         assert!(stdout.starts_with(tool) && stdout.contains("[observe]"), "{stdout}");
+        assert!(stdout.contains("[pager]") && stdout.contains("{ slots = N }"), "{stdout}");
         let (_, stderr) = fixture.run(tool, &["--smol-config"], 2);
         assert_eq!(stderr, format!("{tool}: --smol-config needs a file\n"));
     }

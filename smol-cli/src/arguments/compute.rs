@@ -23,6 +23,11 @@ pub struct ComputeArgs {
 }
 
 impl ComputeArgs {
+    /// Returns the context in tokens that was asked for.
+    pub fn n_ctx(&self) -> Option<u32> {
+        self.ctx
+    }
+
     /// Makes a context for the model with these settings; `cancel` stops its work.
     pub fn build(&self, model: &Model, cancel: &CancelToken) -> Result<Context> {
         let mut context = model.context().cancel(cancel);

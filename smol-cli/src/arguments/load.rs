@@ -5,7 +5,7 @@ use crate::failure::notice;
 use crate::progress;
 use crate::units::bytes;
 use smol_engine::machine::Memory;
-use smolmaxxing::{CancelToken, Error, ErrorKind, LayoutOptions, LoadMode, Model, Result};
+use smolmaxxing::{CancelToken, Error, ErrorKind, LoadMode, Model, ModelBuilder, Result};
 use std::io::{self, IsTerminal as _};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -14,17 +14,20 @@ use std::path::Path;
 /// fails, without a word.
 const MIN_MEMORY: u64 = 24 << 20;
 
-/// Loads the model's weights, and tells a person how they are packed; `cancel` stops it.
-pub fn load_model(path: &Path, layouts: &LayoutOptions, cancel: &CancelToken) -> Result<Model> {
+/// Loads the model's weights as `set_up` says, and tells a person how they are packed; `cancel` stops it.
+pub fn load_model(
+    path: &Path,
+    cancel: &CancelToken,
+    set_up: impl FnOnce(ModelBuilder) -> ModelBuilder,
+) -> Result<Model> {
     check_memory(path)?;
     let bar = progress::steps("loading", 100);
     let shown = bar.clone();
-    let model = Model::builder(path)
+    let model = set_up(Model::builder(path))
         .on_progress(move |fraction| {
             shown.set_position((fraction * 100.0) as u64);
             ControlFlow::Continue(())
         })
-        .layouts(layouts.clone())
         .cancel(cancel)
         .load();
     bar.finish_and_clear();

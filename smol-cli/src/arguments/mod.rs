@@ -3,11 +3,13 @@
 mod compute;
 mod layouts;
 mod load;
+mod pager;
 mod prompt;
 mod sampling;
 
 pub use compute::{ComputeArgs, clamped_threads};
 pub use layouts::{LayoutArgs, LayoutReport, measured};
 pub use load::{bits_per_weight, load_model, load_vocabulary};
+pub use pager::{PagerArgs, pager_line};
 pub use prompt::{MAX_TEXT, PromptArgs, read_text};
 pub use sampling::{GrammarArgs, SamplingArgs};

@@ -98,7 +98,7 @@ impl GrammarArgs {
 }
 
 /// Parses a finite number within a range.
-fn number(text: &str, range: RangeInclusive<f32>) -> Result<f32, String> {
+pub(super) fn number(text: &str, range: RangeInclusive<f32>) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "it is not a number".to_owned())?;
     if range.contains(&number) {
         return Ok(number);

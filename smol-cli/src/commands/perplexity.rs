@@ -1,30 +1,36 @@
 //! `smol perplexity`: how well a model predicts a text.
 
-use crate::arguments::{LayoutArgs, LayoutReport, clamped_threads, load_model, read_text};
+use crate::arguments::{
+    LayoutArgs, LayoutReport, PagerArgs, clamped_threads, load_model, pager_line, read_text,
+};
 use crate::cli::Global;
-use crate::failure::Failure;
+use crate::failure::{Failure, notice};
 use crate::interrupt;
 use crate::model::ModelArg;
 use crate::progress;
 use anyhow::Result;
 use serde::Serialize;
-use smolmaxxing::CancelToken;
 use smolmaxxing::perplexity::{Perplexity, PerplexityOptions, perplexity};
-use std::io::Write as _;
+use smolmaxxing::{CancelToken, PagerStatistics};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Measure how well a model predicts a text
 ///
 /// Perplexity is computed the way llama-perplexity does: the text is cut into chunks of CTX
-/// tokens, and the second half of each is scored.
+/// tokens, and the second half of each is scored. With --expert-bias or --experts, which change
+/// what a model says, it is computed again without them, and their cost is told. With
+/// --expert-bias tokens are computed one at a time, as when text is generated.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
     #[command(flatten)]
     layouts: LayoutArgs,
+    #[command(flatten)]
+    pager: PagerArgs,
     /// Text to predict
     #[arg(short, long, value_name = "TEXT")]
     file: PathBuf,
@@ -32,6 +38,9 @@ pub struct Args {
     #[arg(short, long, value_name = "TOKENS", default_value_t = 512,
         value_parser = clap::value_parser!(u32).range(4..))]
     ctx: u32,
+    /// Most chunks [default: all of the text]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
     /// Threads [default: as many as there are big cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
@@ -42,14 +51,46 @@ pub struct Args {
 
 #[derive(Serialize)]
 struct Report {
-    perplexity: f64,
-    stderr: f64,
-    bits_per_byte: f64,
+    #[serde(flatten)]
+    score: Score,
     tokens: usize,
     scored_tokens: usize,
     scored_bytes: usize,
     chunks: usize,
     layouts: LayoutReport,
+    /// The same without the options that change what the model says, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    baseline: Option<Score>,
+    /// Perplexity as a multiple of the baseline's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perplexity_ratio: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Score {
+    perplexity: f64,
+    stderr: f64,
+    bits_per_byte: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pager: Option<PagerStatistics>,
+}
+
+/// What one pass over the text has found.
+struct Pass {
+    result: Perplexity,
+    layouts: LayoutReport,
+    pager: Option<PagerStatistics>,
+}
+
+impl Pass {
+    fn score(&self) -> Score {
+        Score {
+            perplexity: self.result.perplexity,
+            stderr: self.result.stderr,
+            bits_per_byte: self.result.bits_per_byte,
+            pager: self.pager.clone(),
+        }
+    }
 }
 
 /// Measures and prints the perplexity.
@@ -58,55 +99,101 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     if text.is_empty() {
         return Err(Failure::usage(format!("{} is empty", args.file.display())).into());
     }
-    let threads = clamped_threads(args.threads);
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let model = load_model(&path, &args.layouts.options(global), &cancel)?;
+    let lossy = args.pager.lossy();
+    if !lossy.is_empty() && io::stderr().is_terminal() {
+        notice(format_args!("two passes over the text: with {lossy}, and without"));
+    }
+    let measure = |pager: &PagerArgs| measure(args, global, pager, &path, &text, &cancel);
+    let pass = measure(&args.pager)?;
+    let baseline = (!lossy.is_empty()).then(|| measure(&args.pager.lossless())).transpose()?;
+    print(args, pass, baseline)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Loads the model and goes over the text once.
+fn measure(
+    args: &Args,
+    global: &Global,
+    pager: &PagerArgs,
+    path: &Path,
+    text: &str,
+    cancel: &CancelToken,
+) -> Result<Pass> {
+    let threads = clamped_threads(args.threads);
     let options = PerplexityOptions {
         chunk: args.ctx as usize,
+        max_chunks: args.chunks.map(|chunks| chunks as usize),
         threads: Some(threads as usize),
-        ..PerplexityOptions::default()
+        // Both passes alike: what differs between them is the options' cost and nothing else.
+        one_by_one: args.pager.is_biased(),
     };
-    let context = options.context(&model)?.threads(threads, threads).cancel(&cancel);
-    let mut context = context.build()?;
+    let model = load_model(path, cancel, |model| {
+        pager.apply(model.layouts(args.layouts.options(global)), Some(options.n_ctx()))
+    });
+    let model = model.map_err(|error| pager.explain(error))?;
+    let context = options.context(&model)?.threads(threads, threads).cancel(cancel);
+    let mut context = context.build().map_err(|error| pager.explain(error))?;
     let bar = progress::steps("perplexity", 0);
-    let result = perplexity(&mut context, &text, &options, |progress| {
+    let result = perplexity(&mut context, text, &options, |progress| {
         bar.set_length(progress.chunks as u64);
         bar.set_position(progress.chunk as u64);
         bar.set_message(format!("perplexity {:.4}", progress.perplexity));
         ControlFlow::Continue(())
     });
     bar.finish_and_clear();
-    print(args, &result?, LayoutReport::from(&model.layout_summary()))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Pass {
+        result: result?,
+        layouts: LayoutReport::from(&model.layout_summary()),
+        pager: model.pager_statistics(),
+    })
 }
 
-fn print(args: &Args, result: &Perplexity, layouts: LayoutReport) -> Result<()> {
-    let mut out = std::io::stdout().lock();
+fn print(args: &Args, pass: Pass, baseline: Option<Pass>) -> Result<()> {
+    let ratio =
+        baseline.as_ref().map(|baseline| pass.result.perplexity / baseline.result.perplexity);
+    let mut out = io::stdout().lock();
     if !args.json {
-        writeln!(
-            out,
-            "perplexity {:.4} +/- {:.5}, {:.4} bits per byte, {} of {} tokens scored",
-            result.perplexity,
-            result.stderr,
-            result.bits_per_byte,
-            result.scored_tokens,
-            result.tokens
-        )?;
+        print_pass(&mut out, &pass, "")?;
+        if let Some((baseline, ratio)) = baseline.as_ref().zip(ratio) {
+            let lossy = args.pager.lossy();
+            print_pass(&mut out, baseline, &format!(", without {lossy}"))?;
+            writeln!(out, "cost of {lossy}: perplexity times {ratio:.4}")?;
+        }
         return Ok(());
     }
     let report = Report {
-        perplexity: result.perplexity,
-        stderr: result.stderr,
-        bits_per_byte: result.bits_per_byte,
-        tokens: result.tokens,
-        scored_tokens: result.scored_tokens,
-        scored_bytes: result.scored_bytes,
-        chunks: result.chunks,
-        layouts,
+        score: pass.score(),
+        tokens: pass.result.tokens,
+        scored_tokens: pass.result.scored_tokens,
+        scored_bytes: pass.result.scored_bytes,
+        chunks: pass.result.chunks,
+        layouts: pass.layouts,
+        baseline: baseline.as_ref().map(Pass::score),
+        perplexity_ratio: ratio,
     };
     serde_json::to_writer(&mut out, &report)?;
     writeln!(out)?;
+    Ok(())
+}
+
+/// Prints the result on a line, and tells a person what the pager did.
+fn print_pass(out: &mut impl io::Write, pass: &Pass, what: &str) -> Result<()> {
+    writeln!(
+        out,
+        "perplexity {:.4} +/- {:.5}, {:.4} bits per byte, {} of {} tokens scored{what}",
+        pass.result.perplexity,
+        pass.result.stderr,
+        pass.result.bits_per_byte,
+        pass.result.scored_tokens,
+        pass.result.tokens
+    )?;
+    if let Some(statistics) = &pass.pager
+        && io::stderr().is_terminal()
+    {
+        notice(pager_line(statistics));
+    }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! `smol run`: answers one prompt.
 
 use crate::arguments::{
-    ComputeArgs, GrammarArgs, LayoutArgs, LayoutReport, PromptArgs, SamplingArgs, bits_per_weight,
-    load_model,
+    ComputeArgs, GrammarArgs, LayoutArgs, LayoutReport, PagerArgs, PromptArgs, SamplingArgs,
+    bits_per_weight, load_model, pager_line,
 };
 use crate::cli::Global;
 use crate::failure::notice;
@@ -11,11 +11,11 @@ use crate::model::ModelArg;
 use anyhow::Result;
 use serde::Serialize;
 use smol_engine::machine::peak_rss;
-use smolmaxxing::CancelToken;
 use smolmaxxing::chat::Message;
 use smolmaxxing::generation::{Finish, GenerateOptions, Generation, Stats};
 use smolmaxxing::loops::LoopOptions;
 use smolmaxxing::session::{ChatOptions, Session};
+use smolmaxxing::{CancelToken, PagerStatistics};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -44,6 +44,8 @@ pub struct Args {
     grammar: GrammarArgs,
     #[command(flatten)]
     compute: ComputeArgs,
+    #[command(flatten)]
+    pager: PagerArgs,
 }
 
 #[derive(Serialize)]
@@ -58,6 +60,8 @@ struct Report {
     load_s: f64,
     peak_rss_mb: Option<f64>,
     layouts: Option<LayoutReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pager: Option<PagerStatistics>,
 }
 
 struct Outcome {
@@ -66,6 +70,7 @@ struct Outcome {
     stats: Stats,
     load: Duration,
     layouts: Option<LayoutReport>,
+    pager: Option<PagerStatistics>,
 }
 
 /// Answers the prompt on standard output.
@@ -78,7 +83,10 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
 
     let start = Instant::now();
     let mut layouts = None;
-    let session = load_model(&path, &args.layouts.options(global), &cancel).and_then(|model| {
+    let model = load_model(&path, &cancel, |model| {
+        args.pager.apply(model.layouts(args.layouts.options(global)), args.compute.n_ctx())
+    });
+    let session = model.and_then(|model| {
         layouts = Some(LayoutReport::from(&model.layout_summary()));
         let mut sampler = args.sampling.builder(bits_per_weight(&model));
         if let Some(grammar) = grammar {
@@ -96,8 +104,9 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
             stats: Stats::default(),
             load,
             layouts,
+            pager: None,
         },
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(args.pager.explain(error)),
     };
     finish(args, outcome)
 }
@@ -134,7 +143,8 @@ fn answer(
         out.write_all(piece.as_bytes())?;
         out.flush()
     })?;
-    Ok(Outcome { text, finish, stats, load: Duration::ZERO, layouts: None })
+    let pager = session.context().model().pager_statistics();
+    Ok(Outcome { text, finish, stats, load: Duration::ZERO, layouts: None, pager })
 }
 
 /// Gives each piece of text to `write` as it comes.
@@ -153,7 +163,7 @@ pub fn stream(
 
 /// Prints what comes after the text.
 fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
-    let Outcome { text, finish, stats, load, layouts } = outcome;
+    let Outcome { text, finish, stats, load, layouts, pager } = outcome;
     let mut out = io::stdout().lock();
     if args.json {
         let report = Report {
@@ -167,6 +177,7 @@ fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
             load_s: rounded(load.as_secs_f64()),
             peak_rss_mb: peak_rss().map(|bytes| rounded(bytes as f64 / 1e6)),
             layouts,
+            pager,
         };
         serde_json::to_writer(&mut out, &report)?;
         writeln!(out)?;
@@ -174,6 +185,9 @@ fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
         writeln!(out)?;
         if io::stderr().is_terminal() {
             notice(summary(finish, &stats));
+            if let Some(statistics) = &pager {
+                notice(pager_line(statistics));
+            }
         }
     }
     out.flush()?;

@@ -3,8 +3,9 @@
 mod clock;
 mod report;
 
-use crate::arguments::{LayoutArgs, clamped_threads, load_model};
+use crate::arguments::{LayoutArgs, PagerArgs, clamped_threads, load_model, pager_line};
 use crate::cli::Global;
+use crate::failure::notice;
 use crate::interrupt;
 use crate::model::ModelArg;
 use crate::progress;
@@ -12,7 +13,7 @@ use anyhow::Result;
 use report::{Row, Samples};
 use smol_engine::machine::{Cpu, bytes_read_from_disk, peak_rss};
 use smolmaxxing::{Batch, CancelToken, Context, Model, SeqId, Token};
-use std::io::Write as _;
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime};
 
@@ -26,6 +27,8 @@ pub struct Args {
     model: ModelArg,
     #[command(flatten)]
     layouts: LayoutArgs,
+    #[command(flatten)]
+    pager: PagerArgs,
     /// Lengths of prompts; 0 leaves the test out
     #[arg(short = 'p', long, value_name = "TOKENS", value_delimiter = ',', default_value = "512",
         value_parser = clap::value_parser!(u32).range(..=1 << 20))]
@@ -80,7 +83,11 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
     let start = Instant::now();
-    let model = load_model(&path, &args.layouts.options(global), &cancel)?;
+    let n_ctx = tests.iter().map(|test| test.tokens()).max();
+    let model = load_model(&path, &cancel, |model| {
+        args.pager.apply(model.layouts(args.layouts.options(global)), n_ctx)
+    });
+    let model = model.map_err(|error| args.pager.explain(error))?;
     let load = start.elapsed();
 
     let repetitions = u64::from(args.repetitions);
@@ -114,12 +121,17 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         }
     }
     bar.finish_and_clear();
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     if args.json {
         serde_json::to_writer(&mut out, &rows)?;
         writeln!(out)?;
     } else {
         write!(out, "{}", report::table(&rows))?;
+        if io::stderr().is_terminal()
+            && let Some(statistics) = model.pager_statistics()
+        {
+            notice(pager_line(&statistics));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -147,6 +159,7 @@ fn measure(
         Test::Generate(_) => Test::Generate(1),
     };
     once(&mut context, warm_up, &mut tokens)?;
+    let paged_before = model.pager_statistics();
     let read_before = bytes_read_from_disk();
     let mut times = Vec::new();
     for _ in 0..repetitions {
@@ -157,7 +170,9 @@ fn measure(
         done();
     }
     let read = read_before.zip(bytes_read_from_disk()).map(|(before, after)| after - before);
-    Ok(Samples { tokens: test.tokens(), times, bytes_read: read })
+    let paged =
+        model.pager_statistics().zip(paged_before).map(|(after, before)| after.since(&before));
+    Ok(Samples { tokens: test.tokens(), times, bytes_read: read, pager: paged })
 }
 
 fn once(context: &mut Context, test: Test, tokens: &mut RandomTokens) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::clock;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
+use smolmaxxing::PagerStatistics;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -13,6 +14,8 @@ pub struct Samples {
     pub times: Vec<Duration>,
     /// Bytes read from disk meanwhile.
     pub bytes_read: Option<u64>,
+    /// What the expert pager did meanwhile.
+    pub pager: Option<PagerStatistics>,
 }
 
 impl Samples {
@@ -85,6 +88,9 @@ impl Serialize for Row {
         map.serialize_entry("load_s", &self.load.as_secs_f64())?;
         map.serialize_entry("peak_rss_mb", &self.peak_rss.map(|bytes| bytes as f64 / 1e6))?;
         map.serialize_entry("mb_read_per_token", &self.samples.mb_read_per_token())?;
+        if let Some(statistics) = &self.samples.pager {
+            map.serialize_entry("pager", statistics)?;
+        }
         map.end()
     }
 }
@@ -172,6 +178,7 @@ mod tests {
             tokens: 10,
             times: vec![Duration::from_millis(100), Duration::from_millis(50)],
             bytes_read: Some(40_000_000),
+            pager: None,
         };
         assert_eq!(samples.speeds(), [100.0, 200.0]);
         assert_eq!(samples.mb_read_per_token(), Some(2.0));

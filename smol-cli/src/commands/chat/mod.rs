@@ -3,7 +3,9 @@
 mod input;
 mod transcript;
 
-use crate::arguments::{ComputeArgs, LayoutArgs, SamplingArgs, bits_per_weight, load_model};
+use crate::arguments::{
+    ComputeArgs, LayoutArgs, PagerArgs, SamplingArgs, bits_per_weight, load_model, pager_line,
+};
 use crate::cli::Global;
 use crate::commands::run::{stream, summary};
 use crate::failure::{Failure, notice, print_error};
@@ -18,7 +20,7 @@ use smolmaxxing::loops::LoopOptions;
 use smolmaxxing::session::{ChatOptions, Session};
 use smolmaxxing::{CancelToken, Error, ErrorKind};
 use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -42,6 +44,8 @@ pub struct Args {
     sampling: SamplingArgs,
     #[command(flatten)]
     compute: ComputeArgs,
+    #[command(flatten)]
+    pager: PagerArgs,
 }
 
 const HELP: &str = "\
@@ -60,9 +64,13 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     let idle = interrupt::cancel_on_ctrl_c(&cancel)?;
-    let model = load_model(&path, &args.layouts.options(global), &cancel)?;
+    let model = load_model(&path, &cancel, |model| {
+        args.pager.apply(model.layouts(args.layouts.options(global)), args.compute.n_ctx())
+    });
+    let model = model.map_err(|error| args.pager.explain(error))?;
     let sampler = args.sampling.builder(bits_per_weight(&model)).build(&model)?;
-    let mut session = Session::new(args.compute.build(&model, &cancel)?, sampler)?;
+    let context = args.compute.build(&model, &cancel).map_err(|error| args.pager.explain(error))?;
+    let mut session = Session::new(context, sampler)?;
     if let Some(warning) = session.chat_template().warning() {
         notice(warning);
     }
@@ -115,6 +123,11 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         }
     }
     input.save_history();
+    if io::stderr().is_terminal()
+        && let Some(statistics) = model.pager_statistics()
+    {
+        notice(pager_line(&statistics));
+    }
     Ok(code)
 }
 
@@ -223,6 +236,9 @@ impl Chat {
         }
         let (used, n_ctx) = (self.session.tokens().len(), self.session.context().n_ctx());
         writeln!(out, "context: {used} of {n_ctx} tokens")?;
+        if let Some(statistics) = self.session.context().model().pager_statistics() {
+            writeln!(out, "{}", pager_line(&statistics))?;
+        }
         if let Some(bytes) = peak_rss() {
             writeln!(out, "memory: {:.0} MB at most", bytes as f64 / 1e6)?;
         }

@@ -66,7 +66,7 @@ pub fn run(path: &Path, json: bool, global: &Global) -> Result<ExitCode> {
     interrupt::cancel_on_ctrl_c(&cancel)?;
     let mut layouts = LayoutOptions::default();
     layouts.measured = measured(global);
-    let model = load_model(path, &layouts, &cancel)?;
+    let model = load_model(path, &cancel, |model| model.layouts(layouts))?;
     let rows: Vec<_> = model.layouts().iter().map(Row::new).collect();
     let summary = model.layout_summary();
     let mut out = io::BufWriter::new(io::stdout().lock());
