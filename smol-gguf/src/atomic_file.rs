@@ -1,7 +1,10 @@
 //! Files that appear under their name only when they are complete.
 
-use std::io::{BufWriter, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
+
+use tempfile::NamedTempFile;
 
 use crate::error::Result;
 
@@ -12,6 +15,69 @@ pub(crate) fn write(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    write_through(Temporary::new(folder)?, folder, path, write)
+}
+
+fn write_through(
+    temporary: Temporary,
+    folder: &Path,
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
+    let mut out = BufWriter::with_capacity(1 << 20, temporary.file());
+    write(&mut out)?;
+    out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    temporary.file().sync_all()?;
+    temporary.persist(folder, path)?;
+    // The new name must be on disk too. Where folders can't be opened, nothing can be done.
+    #[cfg(unix)]
+    if let Ok(folder) = File::open(folder) {
+        folder.sync_all()?;
+    }
+    Ok(())
+}
+
+/// A file that goes away unless it is given a name.
+enum Temporary {
+    /// Without a name: gone whatever ends the process.
+    #[cfg(target_os = "linux")]
+    Unnamed(File),
+    /// With a name of its own: removed unless the process is killed.
+    Named(NamedTempFile),
+}
+
+impl Temporary {
+    fn new(folder: &Path) -> io::Result<Self> {
+        #[cfg(target_os = "linux")]
+        if let Some(file) = unnamed::create(folder) {
+            return Ok(Self::Unnamed(file));
+        }
+        Self::named(folder)
+    }
+
+    fn named(folder: &Path) -> io::Result<Self> {
+        builder().tempfile_in(folder).map(Self::Named)
+    }
+
+    fn file(&self) -> &File {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Unnamed(file) => file,
+            Self::Named(file) => file.as_file(),
+        }
+    }
+
+    /// Gives the file its name, in place of one that may be there.
+    fn persist(self, _folder: &Path, path: &Path) -> io::Result<()> {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Unnamed(file) => unnamed::persist(file, _folder, path),
+            Self::Named(file) => file.persist(path).map(drop).map_err(|e| e.error),
+        }
+    }
+}
+
+fn builder() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".gguf-").suffix(".part");
     #[cfg(unix)]
@@ -20,11 +86,128 @@ pub(crate) fn write(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()
         // As any other new file: the user's umask decides.
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    let temporary = builder.tempfile_in(folder)?;
-    let mut out = BufWriter::with_capacity(1 << 20, temporary);
-    write(&mut out)?;
-    let temporary = out.into_inner().map_err(std::io::IntoInnerError::into_error)?;
-    temporary.as_file().sync_all()?;
-    temporary.persist(path).map_err(|e| e.error)?;
-    Ok(())
+    builder
+}
+
+#[cfg(target_os = "linux")]
+mod unnamed {
+    use std::fs::OpenOptions;
+    use std::io::Seek;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::PathBuf;
+
+    use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+
+    use super::{File, Path, builder, io};
+
+    /// Creates a file without a name in a folder, if the file system can and it can get one.
+    pub(super) fn create(folder: &Path) -> Option<File> {
+        let flags = i32::try_from(OFlags::TMPFILE.bits()).ok()?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o666).custom_flags(flags);
+        let file = options.open(folder).ok()?;
+        // Names are given through this link, which is missing where /proc is.
+        path_of(&file).exists().then_some(file)
+    }
+
+    fn path_of(file: &File) -> PathBuf {
+        format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+    }
+
+    pub(super) fn persist(mut file: File, folder: &Path, path: &Path) -> io::Result<()> {
+        // A link can't replace a file, a rename can.
+        let link = |name: &Path| {
+            linkat(CWD, path_of(&file), CWD, name, AtFlags::SYMLINK_FOLLOW).map_err(io::Error::from)
+        };
+        if let Ok(linked) = builder().make_in(folder, link) {
+            return linked.into_temp_path().persist(path).map_err(|e| e.error);
+        }
+        // Some systems forbid such links. The data is there, so it isn't thrown away.
+        let mut named = builder().tempfile_in(folder)?;
+        file.rewind()?;
+        io::copy(&mut file, named.as_file_mut())?;
+        named.as_file().sync_all()?;
+        named.persist(path).map(drop).map_err(|e| e.error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    const BOTH_KINDS: [fn(&Path) -> io::Result<Temporary>; 2] = [Temporary::new, Temporary::named];
+
+    #[test]
+    #[cfg_attr(miri, ignore)]
+    fn appears_when_it_is_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new");
+        for (round, temporary) in BOTH_KINDS.into_iter().enumerate() {
+            let temporary = temporary(folder.path()).unwrap();
+            let text = format!("round {round}");
+            write_through(temporary, folder.path(), &path, |out| {
+                out.write_all(text.as_bytes())?;
+                assert_eq!(path.exists(), round > 0);
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+            assert_eq!(names(folder.path()), ["new"]);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore)]
+    fn failures_leave_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new");
+        for temporary in BOTH_KINDS {
+            let temporary = temporary(folder.path()).unwrap();
+            let error = write_through(temporary, folder.path(), &path, |out| {
+                out.write_all(&[1; 3 << 20])?;
+                Err(crate::ErrorKind::Stopped.into())
+            });
+            assert!(error.is_err());
+            assert_eq!(names(folder.path()), [""; 0]);
+        }
+    }
+
+    /// What a kill leaves: nothing at any time before the rename.
+    #[test]
+    #[cfg(target_os = "linux")]
+    #[cfg_attr(miri, ignore)]
+    fn unnamed_files_are_in_no_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        if let Some(mut file) = unnamed::create(folder.path()) {
+            file.write_all(b"data").unwrap();
+            assert_eq!(names(folder.path()), [""; 0]);
+        }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    #[cfg_attr(miri, ignore)]
+    fn permissions_are_those_of_any_new_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();
+        let plain = folder.path().join("plain");
+        std::fs::write(&plain, "").unwrap();
+        let path = folder.path().join("new");
+        for temporary in BOTH_KINDS {
+            let temporary = temporary(folder.path()).unwrap();
+            write_through(temporary, folder.path(), &path, |_| Ok(())).unwrap();
+            assert_eq!(mode(&path), mode(&plain));
+        }
+    }
 }

@@ -316,6 +316,40 @@ pub enum ErrorKind {
     /// Tensor data has another size than declared.
     #[error("tensor `{}` was declared with {expected} bytes of data, got {found}", OneLine(tensor))]
     WriteSize { tensor: String, expected: u64, found: u64 },
+    /// The caller broke off.
+    #[error("stopped")]
+    Stopped,
+
+    // ---- freeing experts
+    /// The experts of the file were freed, so that it can't be run.
+    #[error(
+        "the experts' weights were taken out of this file by `smol recut --punch`; `smol recut --fill` puts them back"
+    )]
+    Punched,
+    /// The experts of the file are all there.
+    #[error("the experts' weights are all in this file, there is nothing to put back")]
+    NotPunched,
+    /// There are no routed experts.
+    #[error("the file has no routed experts, which are tensors `blk.N.ffn_*_exps.weight`")]
+    NoExperts,
+    /// The experts are too small to free anything.
+    #[error(
+        "freeing the experts' {bytes} bytes would gain nothing: the file system frees whole blocks of {block} bytes"
+    )]
+    NothingToFree { bytes: u64, block: u64 },
+    /// A file was given as its own copy.
+    #[error("the copy is this very file")]
+    OwnCopy,
+    /// The copy doesn't hold the experts of the file.
+    #[error("{} is not a copy of it: tensor `{}` {what}", OneLine(&copy.to_string_lossy()), OneLine(tensor))]
+    NotACopy { copy: PathBuf, tensor: String, what: String },
+    /// The copy's experts are others than those that were freed.
+    #[error(
+        "{} is another model: its experts aren't those that were taken out; {} held them then",
+        OneLine(&copy.to_string_lossy()),
+        OneLine(punched_by)
+    )]
+    OtherCopy { copy: PathBuf, punched_by: String },
 }
 
 #[cfg(test)]

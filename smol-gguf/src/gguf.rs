@@ -3,16 +3,16 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{ErrorKind, Result};
-use crate::header::{self, Header};
+use crate::header::{self, Accept, Header};
 use crate::mapped::MappedFile;
 use crate::source::{PositionedFile, Source};
-use crate::{Metadata, TensorInfo};
+use crate::{Metadata, TensorInfo, experts};
 
 /// A GGUF file: metadata and tensor descriptions in memory, tensor data within reach.
 ///
@@ -40,6 +40,7 @@ use crate::{Metadata, TensorInfo};
 pub struct Gguf {
     path: Option<PathBuf>,
     source: Source,
+    punched: bool,
     version: u32,
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
@@ -59,13 +60,39 @@ impl Gguf {
     ///
     /// When the file can't be read or its header isn't valid; the error names the file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::open_as(path.as_ref(), Accept::Whole)
+    }
+
+    /// Opens a file as [`open`](Self::open) does, also if its experts were
+    /// [punched out](crate::Punch); their data is out of reach then.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_punched(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_as(path.as_ref(), Accept::Punched)
+    }
+
+    fn open_as(path: &Path, accept: Accept) -> Result<Self> {
         let read = || {
             let (file, file_len) = open_file(path)?;
-            let header = header::parse(BufReader::with_capacity(1 << 18, &file), file_len)?;
+            let header = Self::header_of(&file, file_len, accept)?;
             Ok(Self::new(header, Source::File(Arc::new(PositionedFile::new(file))), file_len))
         };
         read().map(|gguf: Self| gguf.named(path)).map_err(|e: crate::Error| e.at(path))
+    }
+
+    fn header_of(file: &File, file_len: u64, accept: Accept) -> Result<Header> {
+        header::parse(BufReader::with_capacity(1 << 18, file), file_len, accept)
+    }
+
+    /// Reads the header of an open file, punched or not.
+    pub(crate) fn header_of_open(file: &File, path: &Path) -> Result<Self> {
+        let file_len = file.metadata()?.len();
+        let mut start = file;
+        start.rewind()?;
+        let header = Self::header_of(file, file_len, Accept::Punched)?;
+        Ok(Self::new(header, Source::HeaderOnly, file_len).named(path))
     }
 
     /// Reads only the header with plain reads and closes the file.
@@ -103,7 +130,7 @@ impl Gguf {
                 unsafe { MappedFile::new(&file) }?
             };
             let file_len = map.len() as u64;
-            let header = header::parse(&map[..], file_len)?;
+            let header = header::parse(&map[..], file_len, Accept::Whole)?;
             Ok(Self::new(header, Source::Mapped(Arc::new(map)), file_len))
         };
         read().map(|gguf: Self| gguf.named(path)).map_err(|e: crate::Error| e.at(path))
@@ -117,16 +144,17 @@ impl Gguf {
     pub fn from_bytes(bytes: impl Into<Arc<[u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         let file_len = bytes.len() as u64;
-        let header = header::parse(&bytes[..], file_len)?;
+        let header = header::parse(&bytes[..], file_len, Accept::Whole)?;
         Ok(Self::new(header, Source::Bytes(bytes), file_len))
     }
 
     fn new(header: Header, source: Source, file_len: u64) -> Self {
-        let Header { version, metadata, tensors, alignment, data_offset } = header;
+        let Header { punched, version, metadata, tensors, alignment, data_offset } = header;
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name().to_owned(), i)).collect();
         Self {
             path: None,
             source,
+            punched,
             version,
             metadata,
             tensors,
@@ -145,6 +173,11 @@ impl Gguf {
     /// Returns the file's path, `None` for bytes in memory.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Reports whether the data of the file's experts was [punched out](crate::Punch).
+    pub fn is_punched(&self) -> bool {
+        self.punched
     }
 
     /// Returns the version of the format, 2 or 3.
@@ -224,7 +257,7 @@ impl Gguf {
 
     /// Returns a tensor's data without a copy, `None` if the file isn't in memory.
     pub fn data_in_memory(&self, tensor: &TensorInfo) -> Option<&[u8]> {
-        self.source.slice(self.file_offset(tensor).ok()?, tensor.n_bytes())
+        self.source.slice(self.start(tensor).ok()?, tensor.n_bytes())
     }
 
     /// Fills `buf` from a tensor's data, `from` bytes after its start.
@@ -254,6 +287,9 @@ impl Gguf {
         if matches!(self.source, Source::HeaderOnly) {
             let tensor = tensor.name().to_owned();
             return Err(self.locate(ErrorKind::HeaderOnly { tensor }.into()));
+        }
+        if self.punched && experts::is_expert(tensor) {
+            return Err(self.locate(ErrorKind::Punched.into()));
         }
         self.file_offset(tensor)
     }

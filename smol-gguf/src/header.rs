@@ -6,8 +6,8 @@ use std::io::{self, Read};
 use crate::error::{ErrorKind, OneLine, Result};
 use crate::writer::alignment;
 use crate::{
-    Array, ByteString, MAGIC, MAX_DIMS, MAX_NAME_BYTES, Metadata, StringArray, TensorInfo,
-    TensorType, Value, ValueType, foreign,
+    Array, ByteString, MAGIC, MAX_DIMS, MAX_NAME_BYTES, Metadata, PUNCHED_MAGIC, StringArray,
+    TensorInfo, TensorType, Value, ValueType, foreign,
 };
 
 /// Strings and arrays longer than this are refused, as llama.cpp does.
@@ -20,8 +20,18 @@ const MIN_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 /// How much memory is reserved at once, before the bytes that fill it have been seen.
 const CHUNK: usize = 64 * 1024;
 
+/// Which files are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accept {
+    /// Whole ones.
+    Whole,
+    /// Also those whose experts were punched out.
+    Punched,
+}
+
 /// The contents of a header.
 pub(crate) struct Header {
+    pub(crate) punched: bool,
     pub(crate) version: u32,
     pub(crate) metadata: Metadata,
     pub(crate) tensors: Vec<TensorInfo>,
@@ -30,9 +40,9 @@ pub(crate) struct Header {
 }
 
 /// Parses the header at the start of `bytes`, of which the file has `file_len`.
-pub(crate) fn parse(bytes: impl Read, file_len: u64) -> Result<Header> {
+pub(crate) fn parse(bytes: impl Read, file_len: u64, accept: Accept) -> Result<Header> {
     let mut reader = Reader { bytes, position: 0, len: file_len };
-    let version = reader.magic_and_version()?;
+    let (punched, version) = reader.magic_and_version(accept)?;
     let n_tensors = reader.u64("the number of tensors")?;
     let n_pairs = reader.u64("the number of metadata keys")?;
     reader.count("the number of metadata keys", n_pairs, MIN_PAIR_BYTES)?;
@@ -59,7 +69,7 @@ pub(crate) fn parse(bytes: impl Read, file_len: u64) -> Result<Header> {
     }
     // The position is at most the file's length, and alignments are below 2^32.
     let data_offset = reader.position.next_multiple_of(alignment);
-    Ok(Header { version, metadata, tensors, alignment, data_offset })
+    Ok(Header { punched, version, metadata, tensors, alignment, data_offset })
 }
 
 struct Reader<R> {
@@ -73,7 +83,8 @@ impl<R: Read> Reader<R> {
         self.len - self.position
     }
 
-    fn magic_and_version(&mut self) -> Result<u32> {
+    /// Returns whether the file is punched, and the format's version.
+    fn magic_and_version(&mut self, accept: Accept) -> Result<(bool, u32)> {
         if self.len == 0 {
             return Err(ErrorKind::Empty.into());
         }
@@ -83,7 +94,11 @@ impl<R: Read> Reader<R> {
         if n < 4 && MAGIC.starts_with(&head[..n]) {
             return Err(truncated("the magic", 4 - n as u64));
         }
-        if head[..n] != MAGIC {
+        let punched = head[..n] == PUNCHED_MAGIC;
+        if punched && accept == Accept::Whole {
+            return Err(ErrorKind::Punched.into());
+        }
+        if head[..n] != MAGIC && !punched {
             // The start of the file tells what it is instead.
             let more = self.remaining().min(60) as usize;
             self.fill(&mut head[n..n + more], || "the start".into())?;
@@ -96,7 +111,7 @@ impl<R: Read> Reader<R> {
         if !matches!(version, 2 | 3) {
             return Err(ErrorKind::Version { found: version }.into());
         }
-        Ok(version)
+        Ok((punched, version))
     }
 
     /// Refuses a count of items that can't all be in the rest of the file.

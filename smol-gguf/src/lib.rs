@@ -5,6 +5,8 @@
 //! - [`check`] finds what would make llama.cpp abort, crash or compute garbage, before it does.
 //! - [`Writer`] writes a file as a stream, [`Rewriter`] makes a changed copy, [`split`] cuts one
 //!   into shards; all in constant memory, and files appear only when they are complete.
+//! - [`Rewriter::experts_last`] puts the routed experts of a mixture behind all else, and
+//!   [`Punch`] frees their bytes in a file once another one holds them.
 //!
 //! Any bytes are read or refused with an [`Error`] that fits one line and names file, key or
 //! tensor; nothing panics, and memory stays within a small multiple of the file's size.
@@ -33,11 +35,14 @@ mod atomic_file;
 mod byte_string;
 mod check;
 mod error;
+mod experts;
 mod foreign;
 mod gguf;
 mod header;
 mod mapped;
 mod metadata;
+mod positioned;
+mod punch;
 mod rewrite;
 mod shards;
 mod source;
@@ -49,8 +54,10 @@ mod writer;
 pub use byte_string::{ByteString, StringArray};
 pub use check::{Depth, Finding, Report, Severity, check, check_file, check_shards};
 pub use error::{Error, ErrorKind, Result};
+pub use experts::{EXPERT_ALIGNMENT, EXPERTS_OFFSET_KEY, ExpertName, ExpertPart};
 pub use gguf::{Gguf, TensorReader};
 pub use metadata::Metadata;
+pub use punch::{Compared, Punch};
 pub use rewrite::{Entry, Rewriter};
 pub use shards::{ShardName, Shards, SplitBy, split};
 pub use tensor_info::TensorInfo;
@@ -60,6 +67,8 @@ pub use writer::{DataWriter, TensorWriter, Writer};
 
 /// The first bytes of a file.
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
+/// The first bytes of a file whose experts were [punched out](Punch), so that nobody loads it.
+pub(crate) const PUNCHED_MAGIC: [u8; 4] = *b"HOLE";
 /// The version that is written; 2 has the same layout.
 pub(crate) const VERSION: u32 = 3;
 /// The key that sets the alignment of tensor data.

@@ -3,11 +3,14 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use crate::error::{ErrorKind, Result};
 use crate::writer::DataWriter;
-use crate::{Gguf, Metadata, Shards, TensorInfo, TensorType, Value, Writer};
+use crate::{
+    ExpertName, Gguf, Metadata, Shards, TensorInfo, TensorType, Value, Writer, atomic_file, experts,
+};
 
 /// Produces the data of a tensor when its turn comes.
 type Produce<'a> = Box<dyn Fn(&mut dyn Write) -> Result<()> + Send + Sync + 'a>;
@@ -254,16 +257,65 @@ impl<'a> Rewriter<'a> {
         self
     }
 
-    /// Returns the declarations of the new file, which tell its layout and size.
+    /// Puts the routed experts behind everything else, in the order in which they are needed:
+    /// layer by layer, and [by part](crate::ExpertPart) in each.
+    ///
+    /// Every tensor then starts at a multiple of [`EXPERT_ALIGNMENT`](crate::EXPERT_ALIGNMENT) in
+    /// the file, so that experts can be read past the page cache, and
+    /// [`EXPERTS_OFFSET_KEY`](crate::EXPERTS_OFFSET_KEY) says where they begin. llama.cpp loads
+    /// such a file like any other. Returns whether there are experts; without them nothing
+    /// changes.
     ///
     /// # Errors
     ///
-    /// When two tensors have the same name.
+    /// When `general.alignment` isn't a power of two of type `u32`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use smol_gguf::{TensorType, Writer};
+    /// # let mut writer = Writer::new();
+    /// # writer.tensor("blk.0.ffn_up_exps.weight", &[2], TensorType::F32)?;
+    /// # writer.tensor("output_norm.weight", &[1], TensorType::F32)?;
+    /// # let mut data = writer.start(Vec::new())?;
+    /// # data.write_tensor("blk.0.ffn_up_exps.weight", &[1; 8])?;
+    /// # data.write_tensor("output_norm.weight", &[2; 4])?;
+    /// # let bytes = data.finish()?;
+    /// use smol_gguf::{Gguf, Rewriter};
+    ///
+    /// let source = Gguf::from_bytes(bytes)?;
+    /// let mut plan = Rewriter::new(&source);
+    /// assert!(plan.experts_last()?);
+    ///
+    /// let new = Gguf::from_bytes(plan.write(Vec::new())?)?;
+    /// let front = new.experts_offset().unwrap();
+    /// assert_eq!(front % 4096, 0);
+    /// assert_eq!(new.get_u64("smolmaxxing.experts_offset"), Some(front));
+    /// # Ok::<(), smol_gguf::Error>(())
+    /// ```
+    pub fn experts_last(&mut self) -> Result<bool> {
+        if !self.entries.iter().any(|e| experts::is_expert(&e.info)) {
+            return Ok(false);
+        }
+        experts::mark(&mut self.metadata)?;
+        // Tensors without a place in that order, `None`, stay in front as they are.
+        self.sort_by_key(|tensor| ExpertName::parse(tensor.name()));
+        Ok(true)
+    }
+
+    /// Returns the declarations of the new file, which tell its layout and size.
+    ///
+    /// The marker of a file with its experts last is made true, or removed when they aren't.
+    ///
+    /// # Errors
+    ///
+    /// When two tensors have the same name, and as [`Writer::layout`].
     pub fn writer(&self) -> Result<Writer> {
         let mut writer = Writer::with_metadata(self.metadata.clone());
         for entry in &self.entries {
             writer.tensor(entry.info.name(), entry.info.shape(), entry.info.ty())?;
         }
+        experts::settle_marker(&mut writer)?;
         Ok(writer)
     }
 
@@ -286,7 +338,30 @@ impl<'a> Rewriter<'a> {
     ///
     /// As [`write`](Self::write) and [`Writer::write_file`].
     pub fn write_file(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.writer()?.write_file(path, |data| self.write_data(data))
+        self.write_file_with(path, |_| ControlFlow::Continue(()))
+    }
+
+    /// Writes as [`write_file`](Self::write_file) does, and tells `progress` how many bytes of
+    /// the new file are written so far, at least every 4 MiB.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_file`](Self::write_file), and [`ErrorKind::Stopped`] when `progress` breaks off;
+    /// nothing is left behind then either.
+    pub fn write_file_with(
+        &self,
+        path: impl AsRef<Path>,
+        progress: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let path = path.as_ref();
+        let writer = self.writer()?;
+        atomic_file::write(path, |out| {
+            let mut data = writer.start(Watched { out, done: 0, progress })?;
+            self.write_data(&mut data)?;
+            data.finish()?;
+            Ok(())
+        })
+        .map_err(|e| e.at(path))
     }
 
     fn write_data<W: Write>(&self, data: &mut DataWriter<W>) -> Result<()> {
@@ -324,6 +399,29 @@ impl<'a> Rewriter<'a> {
     fn entry(&mut self, name: &str) -> Result<&mut Entry<'a>> {
         let at = self.position(name)?;
         Ok(&mut self.entries[at])
+    }
+}
+
+/// An output that tells how far it has got, and stops when it is told to.
+struct Watched<W, P> {
+    out: W,
+    done: u64,
+    progress: P,
+}
+
+impl<W: Write, P: FnMut(u64) -> ControlFlow<()>> Write for Watched<W, P> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        const MOST: usize = 4 << 20;
+        let n = self.out.write(&buf[..buf.len().min(MOST)])?;
+        self.done += n as u64;
+        match (self.progress)(self.done) {
+            ControlFlow::Continue(()) => Ok(n),
+            ControlFlow::Break(()) => Err(crate::Error::from(ErrorKind::Stopped).into()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::mapped::MappedFile;
+use crate::positioned;
 
 /// A file's bytes: in memory, mapped, read on demand, or out of reach.
 #[derive(Clone, Debug)]
@@ -57,55 +58,24 @@ impl Source {
 /// A file that several readers use at once, each at its own position.
 #[derive(Debug)]
 pub(crate) struct PositionedFile {
-    #[cfg(any(unix, windows))]
     file: File,
+    /// Where reads move the file's position, they take turns.
     #[cfg(not(any(unix, windows)))]
-    file: std::sync::Mutex<File>,
+    turn: std::sync::Mutex<()>,
 }
 
 impl PositionedFile {
-    #[cfg(unix)]
     pub(crate) fn new(file: File) -> Self {
-        Self { file }
-    }
-
-    #[cfg(unix)]
-    fn read_exact_at(&self, buf: &mut [u8], start: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(&self.file, buf, start)
-    }
-
-    #[cfg(windows)]
-    pub(crate) fn new(file: File) -> Self {
-        Self { file }
-    }
-
-    #[cfg(windows)]
-    fn read_exact_at(&self, mut buf: &mut [u8], mut start: u64) -> io::Result<()> {
-        use std::os::windows::fs::FileExt;
-        while !buf.is_empty() {
-            match self.file.seek_read(buf, start) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => {
-                    buf = &mut buf[n..];
-                    start += n as u64;
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
+        Self {
+            file,
+            #[cfg(not(any(unix, windows)))]
+            turn: std::sync::Mutex::new(()),
         }
-        Ok(())
     }
 
-    #[cfg(not(any(unix, windows)))]
-    pub(crate) fn new(file: File) -> Self {
-        Self { file: std::sync::Mutex::new(file) }
-    }
-
-    #[cfg(not(any(unix, windows)))]
     fn read_exact_at(&self, buf: &mut [u8], start: u64) -> io::Result<()> {
-        use std::io::{Read, Seek, SeekFrom};
-        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        file.seek(SeekFrom::Start(start))?;
-        file.read_exact(buf)
+        #[cfg(not(any(unix, windows)))]
+        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        positioned::read_exact_at(&self.file, buf, start)
     }
 }

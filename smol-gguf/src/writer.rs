@@ -104,6 +104,12 @@ impl Writer {
         Ok((plan.tensors, plan.file_len))
     }
 
+    /// Returns the tensors with their offsets, and the start of the data section.
+    pub(crate) fn places(&self) -> Result<(Vec<TensorInfo>, u64)> {
+        let plan = self.plan()?;
+        Ok((plan.tensors, plan.data_offset))
+    }
+
     /// Writes the header, ready for the data.
     ///
     /// # Errors
@@ -184,13 +190,14 @@ impl Writer {
                     shape: tensor.shape().to_vec(),
                 })?;
         }
-        Ok(Plan { tensors, alignment, file_len: data_offset + offset })
+        Ok(Plan { tensors, alignment, data_offset, file_len: data_offset + offset })
     }
 }
 
 struct Plan {
     tensors: Vec<TensorInfo>,
     alignment: u64,
+    data_offset: u64,
     file_len: u64,
 }
 
