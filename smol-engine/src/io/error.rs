@@ -49,6 +49,14 @@ pub enum Error {
         /// Where the file ends.
         file_len: u64,
     },
+    /// The file system cannot free a part of a file.
+    #[error("{}: the file system cannot free a part of a file: {reason}", path.display())]
+    Holes {
+        /// A folder in it.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
     /// An aligned read was asked for with an offset, a length or memory that is not aligned.
     #[error(
         "{}: offset {offset}, length {len} and memory must be multiples of {alignment} bytes",
@@ -110,6 +118,9 @@ impl Error {
             }
             &Self::Misaligned { ref path, offset, len, alignment } => {
                 Self::Misaligned { path: path.clone(), offset, len, alignment }
+            }
+            Self::Holes { path, reason } => {
+                Self::Holes { path: path.clone(), reason: reason.clone() }
             }
             Self::Changed { path, what } => {
                 Self::Changed { path: path.clone(), what: what.clone() }

@@ -1,4 +1,4 @@
-//! Reading files past the page cache, and measuring how fast that is.
+//! Reading files past the page cache, measuring how fast that is, and freeing parts of files.
 //!
 //! A model that is larger than memory must not go through the page cache: its pages would
 //! push out what is needed again, and the kernel's read-ahead fetches bytes that nobody asked
@@ -7,6 +7,7 @@
 mod aligned;
 mod direct;
 mod error;
+mod punch;
 mod source;
 mod speed;
 
@@ -14,5 +15,6 @@ pub use aligned::AlignedBuf;
 pub use direct::{DirectFile, IoChoice, Mode, UnknownIoChoice};
 pub(crate) use error::duplicate;
 pub use error::{Error, Result};
+pub use punch::{HolePunch, is_used_elsewhere};
 pub use source::ReadAt;
 pub use speed::{ReadSpeed, measure_read_speed};
