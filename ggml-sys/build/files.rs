@@ -98,6 +98,7 @@ pub const OVERLAY: &[&str] = &["guard.cpp", "levels.cpp", "matrix_product.cpp", 
 /// The part of the overlay that belongs to the CPU backend, in `native/`.
 pub const DISPATCH: &[&str] = &[
     "dispatch.cpp",
+    "matrix_vector.cpp",
     "one_row.cpp",
     "packed_compute.cpp",
     "packed_weights.cpp",

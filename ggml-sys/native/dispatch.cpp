@@ -2,6 +2,7 @@
 // through extra buffer types of the CPU backend.
 #include "dispatch.h"
 
+#include "matrix_vector.h"
 #include "one_row.h"
 #include "packed.h"
 #include "paged.h"
@@ -36,7 +37,7 @@ class dispatch_traits final : public ggml::cpu::tensor_traits {
             smol_packed_compute(params, op);
             return true;
         }
-        return smol_one_row(params, op);
+        return smol_matrix_vector(params, op) || smol_one_row(params, op);
     }
 };
 
@@ -46,7 +47,8 @@ class dispatch_type final : public ggml::cpu::extra_buffer_type {
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         static dispatch_traits traits;
-        return smol_engine_wants(op->op) || is_packed(op) || smol_one_row_wants(op) ? &traits : nullptr;
+        const bool wanted = smol_engine_wants(op->op) || is_packed(op) || smol_matrix_vector_wants(op) || smol_one_row_wants(op);
+        return wanted ? &traits : nullptr;
     }
 };
 

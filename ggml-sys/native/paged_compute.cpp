@@ -136,8 +136,8 @@ void find_router(const ggml_tensor * node) {
 void tell_hidden(const ggml_tensor * node, const smol_paged * paged) {
     const ggml_tensor * x = node->src[1];
     const smol_pager * pager = paged->pager;
-    if (pager->hidden && ggml_nrows(x) == 1) {
-        pager->hidden(pager->ud, paged->place.layer, paged->gating.load(std::memory_order_relaxed), static_cast<const float *>(x->data), x->ne[0]);
+    if (pager->hidden && ggml_is_contiguous(x)) {
+        pager->hidden(pager->ud, paged->place.layer, static_cast<const float *>(x->data), ggml_nelements(x));
     }
 }
 

@@ -148,8 +148,8 @@ struct smol_pager {
     // Loading: whether a tensor is paged, and where; and whether the loader finds it where the pager does.
     bool (*place)(void * ud, const char * name, struct smol_paged_place * out);
     bool (*check)(void * ud, const struct smol_paged_place * place, uint16_t file, uint64_t offset, uint64_t size);
-    // The hidden state of a single token, as the router of a layer is about to see it. May be NULL.
-    void (*hidden)(void * ud, int32_t layer, enum smol_gating gating, const float * x, int64_t n_embd);
+    // What the router of a layer is about to read: n numbers, one row of hidden state a token. May be NULL.
+    void (*hidden)(void * ud, int32_t layer, const float * x, int64_t n);
     // Puts all n experts of a layer in order for one token, best first. false: they are sorted by score. May be NULL.
     bool (*order)(void * ud, int32_t layer, enum smol_gating gating, const float * scores, int64_t n, int32_t * order);
     // A token will need these experts of a layer.

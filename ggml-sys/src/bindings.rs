@@ -2490,13 +2490,7 @@ pub struct smol_pager {
         ) -> bool,
     >,
     pub hidden: ::std::option::Option<
-        unsafe extern "C" fn(
-            ud: *mut ::std::os::raw::c_void,
-            layer: i32,
-            gating: smol_gating,
-            x: *const f32,
-            n_embd: i64,
-        ),
+        unsafe extern "C" fn(ud: *mut ::std::os::raw::c_void, layer: i32, x: *const f32, n: i64),
     >,
     pub order: ::std::option::Option<
         unsafe extern "C" fn(

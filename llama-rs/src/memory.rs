@@ -207,7 +207,7 @@ fn row_bytes(ty: KvType, elements: u64) -> u64 {
     elements.div_ceil(block).saturating_mul(bytes)
 }
 
-fn element(array: &Array, index: usize) -> Option<u64> {
+pub(crate) fn element(array: &Array, index: usize) -> Option<u64> {
     match array {
         Array::U32(values) => values.get(index).map(|value| u64::from(*value)),
         Array::I32(values) => u64::try_from(*values.get(index)?).ok(),

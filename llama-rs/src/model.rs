@@ -4,13 +4,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use smol_engine::expert::{Pager, PagerStatistics};
+use smol_engine::expert::PagerStatistics;
 use smol_gguf::{Metadata, Value};
 
 use crate::context_builder::ContextBuilder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::RawModel;
+use crate::ffi::pager::PagedExperts;
 use crate::files::FileState;
 use crate::layouts::{LayoutSummary, WeightLayout};
 use crate::model_builder::ModelBuilder;
@@ -43,7 +44,8 @@ pub(crate) struct Inner {
     pub(crate) n_tensors: usize,
     pub(crate) layouts: Vec<WeightLayout>,
     /// Keeps experts in memory and reads those that are not there, if that was asked for.
-    pub(crate) pager: Option<Arc<Pager>>,
+    /// The pager of its experts; after `raw`, whose tensors point to it.
+    pub(crate) paged: Option<PagedExperts>,
     pub(crate) files: Vec<FileState>,
     pub(crate) fingerprint: u128,
     #[cfg(feature = "json-schema")]
@@ -112,7 +114,7 @@ impl Model {
 
     /// Returns what the expert pager has done since the model was loaded; `None` if all experts are in memory.
     pub fn pager_statistics(&self) -> Option<PagerStatistics> {
-        self.inner.pager.as_ref().map(|pager| pager.statistics())
+        self.inner.paged.as_ref().map(|paged| paged.pager().statistics())
     }
 
     /// Returns the path that the model was loaded from.

@@ -12,15 +12,18 @@ use crate::cancel::CancelToken;
 use crate::engines;
 use crate::error::{Error, ErrorKind, Result};
 use crate::expert_pager::{self, ExpertPager};
+use crate::experts::RoutedExperts;
 use crate::experts_used::experts_override;
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
+use crate::ffi::pager::PagedExperts;
 use crate::ffi::{self, call};
 use crate::files::{FileState, ModelFiles, gguf_error};
 use crate::kernels;
 use crate::layouts::LayoutOptions;
 use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
+use crate::paging::{Limits, Paging};
 
 /// How weights get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -227,11 +230,15 @@ impl ModelBuilder {
         check(&files, &metadata, &self.path)?;
         self.check_cancelled()?;
         let fingerprint = files.fingerprint()?;
-        let mode = self.effective_mode(files.len(), Memory::probe().usable())?;
+        let available = Memory::probe().usable();
+        let routed = RoutedExperts::find(files.shards(), &metadata)?;
+        // Experts that don't fit are paged rather than mapped, where that can be done.
+        let too_large = self.mode == LoadMode::Auto && !fits(files.len(), available);
+        let may_page =
+            pager.is_some() || self.ram.is_some() || (too_large && ffi::pager::can_page());
+        let routed = routed.filter(|_| may_page);
         let mut layouts = self.layouts.clone().unwrap_or_else(engines::layouts);
-        // A packed copy would not fit either.
-        let copies = self.mode != LoadMode::Auto || mode != RawLoadMode::Mmap;
-        layouts.enabled &= copies && self.repack;
+        layouts.enabled &= self.repack;
         if layouts.enabled
             && let Some(file) = &layouts.measured
         {
@@ -240,10 +247,19 @@ impl ModelBuilder {
             slower.retain(|name| !layouts.prefer.contains(name));
             layouts.avoid.append(&mut slower);
         }
+        let paged = match &routed {
+            Some(routed) => self.page(&files, &metadata, routed, pager.as_ref(), &layouts)?,
+            None => None,
+        };
+        let paged_bytes = if paged.is_some() { routed.map_or(0, |routed| routed.bytes) } else { 0 };
+        let mode = self.effective_mode(files.len() - paged_bytes, available, paged.is_some())?;
+        // A packed copy of what is mapped because it does not fit would not fit either.
+        let copies = self.mode != LoadMode::Auto || mode != RawLoadMode::Mmap;
+        layouts.enabled &= copies;
         let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
         let mapping = mapped.then(|| Arc::new(MappingGuard::new(files.paths())));
         let guarded = mapping.clone();
-        let raw = RawModel::load(LoadRequest {
+        let request = LoadRequest {
             paths: files.c_paths()?,
             mode,
             use_extra_bufts: copies && self.repack,
@@ -253,7 +269,11 @@ impl ModelBuilder {
             progress: self.progress,
             cancel: self.cancel,
             before_reading: guarded.map(|mapping| Box::new(move || mapping.refresh()) as _),
-        })?;
+        };
+        let raw = match &paged {
+            Some(paged) => paged.during_load(|| RawModel::load(request))?,
+            None => RawModel::load(request)?,
+        };
         let layouts = ffi::layouts::of_last_load();
         let n_tensors = files.shards().tensors().count();
         let files = files.into_states();
@@ -272,12 +292,30 @@ impl ModelBuilder {
             metadata,
             n_tensors,
             layouts,
-            pager: None,
+            paged,
             files,
             fingerprint,
             #[cfg(feature = "json-schema")]
             schema_vocabulary: std::sync::OnceLock::new(),
         }))
+    }
+
+    /// Sets up the pager that was asked for, or that the limits of memory ask for.
+    fn page(
+        &self,
+        files: &ModelFiles,
+        metadata: &Metadata,
+        routed: &RoutedExperts,
+        pager: Option<&ExpertPager>,
+        layouts: &LayoutOptions,
+    ) -> Result<Option<PagedExperts>> {
+        ffi::layouts::choose(layouts)?;
+        let limits = Limits { ram: self.ram, n_ctx: self.planned_context };
+        let io = pager.map(|pager| pager.io).unwrap_or_default();
+        let paging = Paging::new(files, metadata, routed, io)?;
+        let Some(budget) = paging.budget(pager, &limits)? else { return Ok(None) };
+        let record = self.record_experts.as_deref();
+        paging.start(&pager.cloned().unwrap_or_default(), budget, record).map(Some)
     }
 
     fn check_cancelled(&self) -> Result<()> {
@@ -288,11 +326,18 @@ impl ModelBuilder {
     }
 
     /// What `Auto` means here; refuses what cannot fit.
-    fn effective_mode(&self, bytes: u64, available: Option<u64>) -> Result<RawLoadMode> {
-        // Room for the caches of a context and for the rest of the machine.
-        let fits = available.is_none_or(|available| bytes.saturating_add(bytes / 4) <= available);
+    fn effective_mode(
+        &self,
+        bytes: u64,
+        available: Option<u64>,
+        paged: bool,
+    ) -> Result<RawLoadMode> {
         let mode = match self.mode {
-            LoadMode::Auto if fits => RawLoadMode::Read,
+            LoadMode::Mmap | LoadMode::Mlock if paged => {
+                let message = "a pager reads experts itself; load the model with LoadMode::Auto, Read or DirectIo";
+                return Err(Error::invalid(message));
+            }
+            LoadMode::Auto if paged || fits(bytes, available) => RawLoadMode::Read,
             LoadMode::Auto | LoadMode::Mmap => RawLoadMode::Mmap,
             LoadMode::Read => RawLoadMode::Read,
             LoadMode::Mlock => RawLoadMode::Mlock,
@@ -311,6 +356,11 @@ impl ModelBuilder {
             _ => Ok(mode),
         }
     }
+}
+
+/// Whether weights of so many bytes leave room for the caches of a context and for the rest of the machine.
+fn fits(bytes: u64, available: Option<u64>) -> bool {
+    available.is_none_or(|available| bytes.saturating_add(bytes / 4) <= available)
 }
 
 /// Refuses files that llama.cpp must not see.
@@ -446,12 +496,12 @@ mod tests {
     #[test]
     fn automatic_mode_reads_what_fits_and_maps_the_rest() {
         let builder = ModelBuilder::new(Path::new("model.gguf"));
-        let mode = |available| builder.effective_mode(1000, available).unwrap();
+        let mode = |available| builder.effective_mode(1000, available, false).unwrap();
         assert_eq!(mode(None), RawLoadMode::Read);
         assert_eq!(mode(Some(1250)), RawLoadMode::Read);
         assert_eq!(mode(Some(1249)), RawLoadMode::Mmap);
         let builder = builder.load_mode(LoadMode::Read);
-        let error = builder.effective_mode(1000, Some(999)).unwrap_err();
+        let error = builder.effective_mode(1000, Some(999), false).unwrap_err();
         let expected = ErrorKind::OutOfMemory { needed: Some(1000), available: Some(999) };
         assert_eq!(error.kind(), &expected);
     }

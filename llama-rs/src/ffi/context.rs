@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ggml_sys as sys;
 
 use super::threadpool::ThreadPool;
-use super::{call, engine};
+use super::{call, engine, pager};
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log;
@@ -253,10 +253,20 @@ impl RawContext {
         let capture = log::capture();
         let mut result = 0;
         self.abort.armed.store(interruptible, Ordering::Relaxed);
-        // SAFETY: the context is alive and borrowed mutably; the arrays of `raw` have `n_tokens` entries, are read only
-        // (llama_batch_ext copies them) and outlive the call; guarded (smol.h).
-        let status = unsafe { sys::smol_decode(self.as_ptr(), &raw, &mut result) };
+        let context = self.as_ptr();
+        let cancel = self.cancel.as_ref().filter(|_| interruptible);
+        let (status, unpaged) = pager::during_decode(cancel, || {
+            // SAFETY: the context is alive and borrowed mutably; the arrays of `raw` have `n_tokens` entries, are read
+            // only (llama_batch_ext copies them) and outlive the call; guarded (smol.h).
+            unsafe { sys::smol_decode(context, &raw, &mut result) }
+        });
         self.abort.armed.store(false, Ordering::Relaxed);
+        if let Some(error) = unpaged {
+            return match error.kind() {
+                ErrorKind::Cancelled => DecodeOutcome::Aborted,
+                _ => DecodeOutcome::Failed(Some(result), error),
+            };
+        }
         if status != sys::SMOL_OK {
             let message = call::last_error();
             let log = capture.finish();

@@ -157,6 +157,36 @@ impl RawLayout {
         unsafe { function(columns as i64) }
     }
 
+    /// The layout that the overlay names; `None` for null.
+    pub(crate) fn from_ptr(layout: *const sys::smol_layout) -> Option<Self> {
+        // SAFETY: null or one of the constants that smol_layouts returns (packed_weights.cpp, candidates).
+        unsafe { layout.as_ref() }.map(Self)
+    }
+
+    pub(crate) fn as_ptr(self) -> *const sys::smol_layout {
+        self.0
+    }
+
+    /// Bytes of `rows` packed rows.
+    pub(crate) fn packed_bytes(self, columns: usize, rows: usize) -> usize {
+        rows.div_ceil(self.rows()) * self.group_bytes(columns)
+    }
+
+    /// Packs rows of `stride` bytes, in whole groups, into memory of [`packed_bytes`](Self::packed_bytes).
+    pub(crate) fn pack_into(self, columns: usize, rows: &[u8], stride: usize, packed: &mut [u8]) {
+        let n = rows.len() / stride;
+        let group_bytes = self.group_bytes(columns);
+        assert_eq!(packed.len(), self.packed_bytes(columns, n));
+        let function = function!(self.0, pack);
+        let groups = rows.chunks(self.rows() * stride).zip(packed.chunks_exact_mut(group_bytes));
+        for (from, to) in groups {
+            let count = (from.len() / stride) as i64;
+            let (from, to) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
+            // SAFETY: `count` rows of `stride` bytes lie at `from`, and the group has room at `to` (layout.h, pack).
+            unsafe { function(columns as i64, from, stride, count, to) };
+        }
+    }
+
     /// Runs the test that is run before a layout is used; what it finds wrong.
     pub(crate) fn self_test(self) -> Option<String> {
         // SAFETY: the layout is whole; the test brings its own data (smol.h, smol_self_test).

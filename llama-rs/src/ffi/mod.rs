@@ -15,6 +15,7 @@ pub(crate) mod layouts;
 pub(crate) mod log;
 pub(crate) mod mapping;
 pub(crate) mod model;
+pub(crate) mod pager;
 pub(crate) mod panics;
 pub(crate) mod quantize;
 pub(crate) mod threadpool;
