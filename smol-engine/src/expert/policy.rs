@@ -142,6 +142,13 @@ impl Ranking {
         Self { order }
     }
 
+    /// As [`Policy::Decayed`], with another half-life.
+    #[cfg(test)]
+    pub(super) fn decayed(keys: usize, half_life: f64) -> Self {
+        let decay = (-1.0 / half_life).exp2();
+        Self { order: Order::Frequency(Frequency::new(keys, decay)) }
+    }
+
     /// Notes that a graph uses the key.
     pub fn touch(&mut self, key: u32) {
         match &mut self.order {

@@ -27,6 +27,15 @@ impl Scope {
             Self::Global => "global",
         }
     }
+
+    /// Returns the fewest places that a pool works with if a token uses `used` experts of a layer:
+    /// they are in it together, and where layers share it, those of the next one as well.
+    pub const fn least_slots(self, used: usize) -> usize {
+        match self {
+            Self::Layer => used,
+            Self::Global => 2 * used,
+        }
+    }
 }
 
 impl fmt::Display for Scope {
