@@ -30,7 +30,7 @@ impl MemoryEstimate {
 
     /// Returns what is filled when long prompts are computed and the logits of one token at a time are asked for.
     pub fn in_use(&self) -> u64 {
-        self.resident().saturating_add(self.activations).saturating_add(AT_WORK)
+        self.resident().saturating_add(self.activations)
     }
 
     /// Returns the sum of everything that is allocated.
@@ -284,7 +284,7 @@ mod tests {
         let of_dense = Layers::new(&metadata).estimate(&request(2048));
         assert_eq!(of_dense.activations, 512 * 4 * (2 * 1536 + 4 * 576 + 2048) + 4 * 1000);
         assert_eq!(of_dense.compute, of_dense.activations + 511 * 4 * 1000);
-        assert_eq!(of_dense.in_use(), of_dense.resident() + of_dense.activations + AT_WORK);
+        assert_eq!(of_dense.in_use(), of_dense.kv_cache + of_dense.activations);
         metadata.set("llama.expert_feed_forward_length", 768u32);
         metadata.set("llama.expert_used_count", 4u32);
         let of_mixture = Layers::new(&metadata).estimate(&request(2048));
