@@ -41,9 +41,9 @@ pub enum Error {
     /// An expert was asked for that there is none of.
     #[error("{0}")]
     Request(String),
-    /// An expert's weights could not be brought into the form that kernels read.
-    #[error("expert {expert} of `{tensor}` cannot be packed: its layout's code failed")]
-    Pack {
+    /// Code that reads or packs an expert panicked.
+    #[error("expert {expert} of `{tensor}` did not come: the code that reads or packs it panicked")]
+    Panic {
         /// Name of the tensor.
         tensor: String,
         /// Number of the expert.
@@ -68,7 +68,9 @@ impl Error {
             Self::Thread(source) => Self::Thread(io::duplicate(source)),
             Self::Layers(text) => Self::Layers(text.clone()),
             Self::Request(text) => Self::Request(text.clone()),
-            Self::Pack { tensor, expert } => Self::Pack { tensor: tensor.clone(), expert: *expert },
+            Self::Panic { tensor, expert } => {
+                Self::Panic { tensor: tensor.clone(), expert: *expert }
+            }
             Self::Stopped => Self::Stopped,
         }
     }

@@ -3,17 +3,24 @@
 mod config;
 mod error;
 mod pager;
+mod plan;
 pub mod policy;
+mod pool;
 pub mod predict;
 pub mod prefetch;
+mod residency;
+mod ring;
 pub mod routing;
+mod run;
 pub mod scope;
+mod state;
 mod statistics;
 pub mod trace;
 
 pub use config::{ExpertLayer, ExpertTensor, Packer, PagerConfig};
 pub use error::{Error, Result};
-pub use pager::{Pager, Stop};
+pub use pager::Pager;
 pub use policy::Policy;
+pub use run::Stop;
 pub use scope::Scope;
 pub use statistics::PagerStatistics;

@@ -5,9 +5,12 @@
 //! for.
 
 mod aligned;
+pub(crate) mod arena;
 mod direct;
 mod error;
 mod punch;
+pub(crate) mod queue;
+pub(crate) mod readers;
 mod source;
 mod speed;
 

@@ -1,0 +1,435 @@
+//! Slots of one pool: what each holds, what is read into it, who holds on to it.
+
+use super::plan::PoolPlan;
+use super::policy::{Policy, Ranking};
+use super::residency::Residency;
+use crate::io::queue::{Queue, Ticket, Urgency};
+use std::sync::Arc;
+
+/// Where a read goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Target {
+    /// The region of a tensor in a slot.
+    Slot {
+        /// Number of the pool.
+        pool: u32,
+        /// Number of the slot in it.
+        slot: u32,
+        /// Number of the tensor in the layer.
+        tensor: u8,
+    },
+    /// A ring buffer.
+    Ring {
+        /// Number of the buffer.
+        buffer: u32,
+    },
+}
+
+/// An expert of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Name {
+    pub(super) layer: u32,
+    pub(super) expert: u32,
+    /// Number among the experts of all layers.
+    pub(super) number: u32,
+    /// Key in the pool.
+    pub(super) key: u32,
+}
+
+/// Room for one expert. `R` is a tensor's region of memory.
+///
+/// A slot is *free* (no name), or *in use*: its name is in the pool's map, tensors are queued,
+/// being read or ready. A *doomed* slot has lost its place in the map, as a read failed or
+/// nobody needs it any more, and becomes free once no thread reads into it and no run holds it.
+/// A *vacant* slot has no memory.
+#[derive(Debug)]
+pub(super) struct Slot<R> {
+    name: Option<Name>,
+    /// Of each tensor; `None` while a thread reads into it. Empty: vacant.
+    regions: Vec<Option<R>>,
+    /// Of each tensor: its read, if that waits for a thread.
+    tickets: Vec<Option<Ticket>>,
+    /// Bits of the tensors that are being read.
+    reading: u8,
+    /// Bits of the tensors that are ready.
+    ready: u8,
+    /// Runs that hold it.
+    holds: u32,
+    /// Read ahead and not chosen by a router so far.
+    ahead: bool,
+    doomed: bool,
+}
+
+impl<R> Slot<R> {
+    fn may_go(&self) -> bool {
+        self.holds == 0 && self.reading == 0
+    }
+}
+
+/// What became of an expert that was read ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ahead {
+    /// It was in the pool when it was chosen.
+    Useful,
+    /// It was chosen while it was being read, or before.
+    Late,
+}
+
+/// What [`Pool::hold`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Whether all tensors were ready.
+    pub(super) ready: bool,
+    /// What became of it if it was read ahead.
+    pub(super) ahead: Option<Ahead>,
+    /// Reads that became more urgent.
+    pub(super) sooner: usize,
+}
+
+/// Slots of one pool.
+#[derive(Debug)]
+pub(super) struct Pool<R> {
+    number: u32,
+    tensors: usize,
+    slots: Vec<Slot<R>>,
+    /// Of each key: its slot.
+    map: Vec<Option<u32>>,
+    free: Vec<u32>,
+    /// Slots that may have memory.
+    capacity: usize,
+    /// Slots that have memory.
+    committed: usize,
+    /// Slots read ahead and not chosen so far.
+    ahead: usize,
+    ranking: Ranking,
+    residency: Arc<Residency>,
+    /// Memory that is to go back to the system once the lock is free.
+    freed: Vec<Option<R>>,
+    /// Experts read ahead that nobody chose.
+    pub(super) wasted: u64,
+}
+
+impl<R> Pool<R> {
+    pub(super) fn new(
+        number: usize,
+        plan: &PoolPlan,
+        policy: Policy,
+        residency: Arc<Residency>,
+    ) -> Self {
+        Self {
+            number: number as u32,
+            tensors: plan.rooms.len(),
+            slots: Vec::new(),
+            map: vec![None; plan.keys],
+            free: Vec::new(),
+            capacity: 0,
+            committed: 0,
+            ahead: 0,
+            ranking: Ranking::new(policy, plan.keys, 0),
+            residency,
+            freed: Vec::new(),
+            wasted: 0,
+        }
+    }
+
+    pub(super) fn committed(&self) -> usize {
+        self.committed
+    }
+
+    /// Returns whether more slots have memory than may.
+    pub(super) fn is_over(&self) -> bool {
+        self.committed > self.capacity
+    }
+
+    /// Returns the number of experts read ahead that nobody has chosen so far.
+    pub(super) fn ahead(&self) -> usize {
+        self.ahead
+    }
+
+    pub(super) fn ranking(&mut self) -> &mut Ranking {
+        &mut self.ranking
+    }
+
+    /// Returns the slot that an expert has or gets.
+    pub(super) fn find(&self, key: u32) -> Option<u32> {
+        self.map[key as usize]
+    }
+
+    /// Gives an expert a slot and queues the reads of all its tensors. `None`: all are in use.
+    ///
+    /// One read ahead leaves half of the pool to those that were chosen.
+    pub(super) fn insert(
+        &mut self,
+        name: Name,
+        urgency: Urgency,
+        epoch: u64,
+        queue: &mut Queue<Target>,
+    ) -> Option<u32> {
+        debug_assert_eq!(self.map[name.key as usize], None);
+        let ahead = urgency == Urgency::Predicted;
+        if ahead && self.ahead >= (self.capacity / 2).max(1) {
+            return None;
+        }
+        if self.free.is_empty() && self.committed <= self.capacity {
+            let (map, slots) = (&self.map, &self.slots);
+            let may_go = |key| {
+                let slot = map[key as usize].map(|slot| &slots[slot as usize]);
+                // A guess does not push out an earlier one that is still to come true.
+                slot.is_some_and(|slot| slot.may_go() && !(ahead && slot.ahead))
+            };
+            let victim = self.ranking.victim(may_go)?;
+            self.vacate(self.map[victim as usize]?, queue);
+        }
+        let number = self.free.pop()?;
+        let slot = &mut self.slots[number as usize];
+        slot.name = Some(name);
+        slot.ahead = ahead;
+        self.ahead += usize::from(ahead);
+        self.map[name.key as usize] = Some(number);
+        self.ranking.insert(name.key);
+        for tensor in 0..self.tensors {
+            let target = Target::Slot { pool: self.number, slot: number, tensor: tensor as u8 };
+            slot.tickets[tensor] = Some(queue.push(urgency, epoch, tensor as u8, target));
+        }
+        Some(number)
+    }
+
+    /// Holds a slot for a run that needs it in `epoch`.
+    pub(super) fn hold(&mut self, slot: u32, epoch: u64, queue: &mut Queue<Target>) -> Found {
+        let all = self.all_ready();
+        let slot = &mut self.slots[slot as usize];
+        debug_assert!(!slot.doomed && slot.name.is_some());
+        slot.holds += 1;
+        let ready = slot.ready == all;
+        let ahead = std::mem::take(&mut slot.ahead);
+        self.ahead -= usize::from(ahead);
+        let ahead = ahead.then_some(if ready { Ahead::Useful } else { Ahead::Late });
+        let mut sooner = 0;
+        for ticket in slot.tickets.iter_mut().flatten() {
+            let (new, is_sooner) = queue.promote(*ticket, epoch);
+            *ticket = new;
+            sooner += usize::from(is_sooner);
+        }
+        Found { ready, ahead, sooner }
+    }
+
+    /// Ends a run's hold. An expert that has not come yet and that nobody holds is given up.
+    pub(super) fn unhold(&mut self, number: u32, queue: &mut Queue<Target>) {
+        let all = self.all_ready();
+        let slot = &mut self.slots[number as usize];
+        debug_assert!(slot.holds > 0);
+        slot.holds -= 1;
+        if slot.holds > 0 {
+            return;
+        }
+        if slot.doomed || slot.ready != all {
+            self.vacate(number, queue);
+        }
+        self.trim(queue);
+    }
+
+    /// Gives up an expert that is read ahead, unless it has been chosen or has come.
+    pub(super) fn cancel(&mut self, slot: u32, queue: &mut Queue<Target>) {
+        if self.slots[slot as usize].ahead && self.slots[slot as usize].ready != self.all_ready() {
+            self.vacate(slot, queue);
+            self.trim(queue);
+        }
+    }
+
+    /// Takes the region of a tensor out for a thread to read into.
+    pub(super) fn start(&mut self, slot: u32, tensor: u8) -> Option<(Name, R)> {
+        let slot = &mut self.slots[slot as usize];
+        slot.tickets[tensor as usize] = None;
+        slot.reading |= 1 << tensor;
+        Some((slot.name?, slot.regions[tensor as usize].take()?))
+    }
+
+    /// Returns a tensor's region after a read. Returns whether the read came to nothing and its
+    /// slot has to be given up by those who hold it.
+    pub(super) fn finish(
+        &mut self,
+        number: u32,
+        tensor: u8,
+        region: R,
+        good: bool,
+        queue: &mut Queue<Target>,
+    ) -> bool {
+        let all = self.all_ready();
+        let slot = &mut self.slots[number as usize];
+        slot.reading &= !(1 << tensor);
+        slot.regions[tensor as usize] = Some(region);
+        if slot.doomed || !good {
+            let failed = !slot.doomed;
+            self.vacate(number, queue);
+            self.trim(queue);
+            return failed;
+        }
+        slot.ready |= 1 << tensor;
+        if slot.ready == all {
+            if let Some(name) = slot.name {
+                self.residency.set(name.number, true);
+            }
+            self.trim(queue);
+        }
+        false
+    }
+
+    /// Returns a tensor's region once its weights have come.
+    pub(super) fn ready(&self, slot: u32, tensor: u8) -> Option<&R> {
+        let slot = &self.slots[slot as usize];
+        let ready = slot.ready >> tensor & 1 == 1 && !slot.doomed;
+        slot.regions[tensor as usize].as_ref().filter(|_| ready)
+    }
+
+    /// Takes a slot's expert out of the map, and frees the slot as soon as that can be.
+    fn vacate(&mut self, number: u32, queue: &mut Queue<Target>) {
+        let slot = &mut self.slots[number as usize];
+        if !slot.doomed {
+            slot.doomed = true;
+            let touched = slot.ready != 0 || slot.reading != 0;
+            for ticket in &mut slot.tickets {
+                ticket.take().and_then(|ticket| queue.cancel(ticket));
+            }
+            if std::mem::take(&mut slot.ahead) {
+                self.ahead -= 1;
+                self.wasted += u64::from(touched);
+            }
+            if let Some(name) = slot.name {
+                self.map[name.key as usize] = None;
+                self.ranking.remove(name.key);
+                self.residency.set(name.number, false);
+            }
+        }
+        if slot.may_go() {
+            slot.name = None;
+            slot.ready = 0;
+            slot.doomed = false;
+            self.free.push(number);
+        }
+    }
+
+    /// Changes the number of slots. Those above it that are in use go as soon as they can.
+    pub(super) fn set_capacity(&mut self, capacity: usize, queue: &mut Queue<Target>) {
+        self.capacity = capacity;
+        self.ranking.set_capacity(capacity);
+        self.trim(queue);
+    }
+
+    /// Gives a new slot memory: one region for each tensor.
+    pub(super) fn commit(&mut self, regions: Vec<R>) {
+        debug_assert_eq!(regions.len(), self.tensors);
+        let regions = regions.into_iter().map(Some).collect();
+        let vacant = self.slots.iter().position(|slot| slot.regions.is_empty());
+        let number = vacant.unwrap_or_else(|| {
+            self.slots.push(Slot {
+                name: None,
+                regions: Vec::new(),
+                tickets: vec![None; self.tensors],
+                reading: 0,
+                ready: 0,
+                holds: 0,
+                ahead: false,
+                doomed: false,
+            });
+            self.slots.len() - 1
+        });
+        self.slots[number].regions = regions;
+        self.free.push(number as u32);
+        self.committed += 1;
+    }
+
+    /// Takes memory from slots until no more have any than may.
+    fn trim(&mut self, queue: &mut Queue<Target>) {
+        while self.committed > self.capacity {
+            if let Some(number) = self.free.pop() {
+                self.freed.append(&mut self.slots[number as usize].regions);
+                self.committed -= 1;
+                continue;
+            }
+            let (map, slots) = (&self.map, &self.slots);
+            let may_go =
+                |key| map[key as usize].is_some_and(|slot: u32| slots[slot as usize].may_go());
+            let Some(slot) = self.ranking.victim(may_go).and_then(|key| self.find(key)) else {
+                return;
+            };
+            self.vacate(slot, queue);
+        }
+    }
+
+    /// Takes out memory that is to go back to the system.
+    pub(super) fn take_freed(&mut self) -> Vec<Option<R>> {
+        std::mem::take(&mut self.freed)
+    }
+
+    fn all_ready(&self) -> u8 {
+        u8::MAX >> (8 - self.tensors)
+    }
+}
+
+#[cfg(test)]
+impl<R: std::fmt::Debug> Pool<R> {
+    /// Checks what must be true whenever no thread is inside.
+    pub(super) fn check(&self, queue: &Queue<Target>) {
+        let all = self.all_ready();
+        let mut committed = 0;
+        for (number, slot) in self.slots.iter().enumerate() {
+            committed += usize::from(!slot.regions.is_empty());
+            let free = self.free.iter().filter(|&&free| free as usize == number).count();
+            let mapped = slot.name.filter(|_| !slot.doomed);
+            match slot.name {
+                None => {
+                    assert_eq!(free, usize::from(!slot.regions.is_empty()), "{number} {slot:?}");
+                    assert!(slot.may_go() && slot.ready == 0 && !slot.ahead && !slot.doomed);
+                    assert!(slot.regions.iter().all(Option::is_some));
+                }
+                Some(_) => assert_eq!(free, 0),
+            }
+            if let Some(name) = mapped {
+                assert_eq!(self.map[name.key as usize], Some(number as u32));
+                assert_eq!(self.residency.get(name.number), slot.ready == all);
+            }
+            assert!(!slot.doomed || !slot.may_go(), "a doomed slot that may go is free");
+            assert!(slot.holds == 0 || !slot.ahead);
+            for (tensor, region) in slot.regions.iter().enumerate() {
+                let reading = slot.reading >> tensor & 1 == 1;
+                let ready = slot.ready >> tensor & 1 == 1;
+                let queued = slot.tickets[tensor].is_some();
+                assert_eq!(region.is_none(), reading);
+                let states = [reading, ready, queued].into_iter().filter(|&on| on).count();
+                assert_eq!(states, usize::from(mapped.is_some()).max(states.min(1)), "{slot:?}");
+                let target =
+                    Target::Slot { pool: self.number, slot: number as u32, tensor: tensor as u8 };
+                assert_eq!(
+                    queue.iter().filter(|(_, job)| **job == target).count(),
+                    usize::from(queued)
+                );
+            }
+        }
+        assert_eq!(committed, self.committed);
+        assert_eq!(self.ahead, self.slots.iter().filter(|slot| slot.ahead).count());
+        let named = self.slots.iter().filter(|slot| slot.name.is_some() && !slot.doomed).count();
+        assert_eq!(self.map.iter().flatten().count(), named);
+        let may_go = self.slots.iter().any(|slot| slot.name.is_some() && slot.may_go());
+        assert!(self.committed <= self.capacity || !may_go, "it keeps more than it may");
+    }
+
+    /// Writes all that later behaviour depends on.
+    pub(super) fn fingerprint(&self, out: &mut String) {
+        use std::fmt::Write as _;
+        for slot in &self.slots {
+            let key = slot.name.map(|name| name.key);
+            write!(
+                out,
+                "[{key:?} {} {} {} {} {} {}]",
+                slot.regions.len(),
+                slot.reading,
+                slot.ready,
+                slot.holds,
+                slot.ahead,
+                slot.doomed
+            )
+            .unwrap();
+        }
+        write!(out, "{:?}{}{:?}", self.free, self.capacity, self.ranking).unwrap();
+    }
+}
