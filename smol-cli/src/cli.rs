@@ -4,6 +4,7 @@ use crate::cache::Cache;
 use crate::catalogue::Catalogue;
 use crate::commands::{
     bench, chat, completions, doctor, inspect, kernels, models, perplexity, pull, run, tokenize,
+    trace,
 };
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -57,6 +58,7 @@ enum Command {
     Inspect(inspect::Args),
     Kernels(kernels::Args),
     Tokenize(tokenize::Args),
+    Trace(trace::Args),
     Pull(pull::Args),
     Models(models::Args),
     Doctor(doctor::Args),
@@ -81,6 +83,7 @@ pub fn run() -> Result<ExitCode> {
         Command::Inspect(args) => inspect::run(&args, &global),
         Command::Kernels(args) => kernels::run(&args),
         Command::Tokenize(args) => tokenize::run(&args, &global),
+        Command::Trace(args) => trace::run(&args, &global),
         Command::Pull(args) => pull::run(&args, &global),
         Command::Models(args) => models::run(&args, &global),
         Command::Doctor(args) => doctor::run(&args, &global),

@@ -5,7 +5,7 @@ mod common;
 use common::{output, smol};
 use std::process::{Command, Stdio};
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "run",
     "chat",
     "perplexity",
@@ -13,6 +13,7 @@ const COMMANDS: [&str; 11] = [
     "inspect",
     "kernels",
     "tokenize",
+    "trace",
     "pull",
     "models",
     "doctor",

@@ -58,11 +58,14 @@ fn of(layer: &ExpertLayer) -> LayerHeader {
 
 /// The error of this crate for one of a trace.
 pub(super) fn trace_error(error: trace::Error, path: &Path) -> Error {
-    let kind = match &error {
-        trace::Error::Io { source, .. } => ErrorKind::Io(source.kind()),
-        _ => ErrorKind::InvalidArgument,
+    let (kind, reason) = match &error {
+        trace::Error::Io { source, .. } => (ErrorKind::Io(source.kind()), format!(": {source}")),
+        _ => (ErrorKind::InvalidArgument, String::new()),
     };
-    Error::new(kind, error.to_string()).with_path(path).with_source(error)
+    let text = error.to_string();
+    // The error of this crate shows the path itself.
+    let message = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text);
+    Error::new(kind, format!("{message}{reason}")).with_path(path).with_source(error)
 }
 
 impl Watcher for Recorder {

@@ -11,3 +11,4 @@ pub mod perplexity;
 pub mod pull;
 pub mod run;
 pub mod tokenize;
+pub mod trace;

@@ -1,0 +1,27 @@
+//! `smol trace`: records of which experts a model uses.
+
+pub mod record;
+
+use crate::cli::Global;
+use anyhow::Result;
+use clap::Subcommand;
+use std::process::ExitCode;
+
+/// Record which experts a model uses
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Record(Box<record::Args>),
+}
+
+/// Runs the command.
+pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
+    match &args.command {
+        Command::Record(args) => record::run(args, global),
+    }
+}
