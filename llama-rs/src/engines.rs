@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use smol_engine::expert::Pager;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::expert_pager::ExpertPager;
 use crate::ffi::{self, call};
@@ -34,6 +36,8 @@ pub(crate) fn layouts() -> LayoutOptions {
 #[must_use = "the engines are taken out when this is dropped"]
 pub struct Engines {
     report: Option<Report>,
+    /// That of the model that upstream's code loads.
+    pager: Option<Arc<Pager>>,
 }
 
 /// A report that is being gathered.
@@ -73,7 +77,13 @@ impl Engines {
             }
             None => None,
         };
-        Ok(Self { report })
+        Ok(Self { report, pager: None })
+    }
+
+    /// Adds a pager to the report.
+    #[cfg(feature = "tools")]
+    pub(crate) fn set_pager(&mut self, pager: Option<Arc<Pager>>) {
+        self.pager = pager;
     }
 
     /// Takes the engines out and writes the report.
@@ -86,16 +96,26 @@ impl Engines {
 
     fn take_out(&mut self) -> Result<()> {
         let Some(report) = self.report.take() else { return Ok(()) };
+        let text = self.json(&report);
         drop(report.observer);
-        report.sink.write(&report.counter.json())
+        report.sink.write(&text)
+    }
+
+    fn json(&self, report: &Report) -> serde_json::Value {
+        let mut json = report.counter.json();
+        if let Some(pager) = &self.pager {
+            json["pager"] = serde_json::json!(pager.statistics());
+        }
+        json
     }
 
     /// Writes the report without taking anything out: the process is ending, and other threads may still compute.
     #[cfg(feature = "tools")]
     pub(crate) fn finish_at_exit(mut self) -> Result<()> {
         let Some(report) = self.report.take() else { return Ok(()) };
+        let text = self.json(&report);
         std::mem::forget(report.observer);
-        report.sink.write(&report.counter.json())
+        report.sink.write(&text)
     }
 }
 

@@ -11,10 +11,10 @@ use crate::context_builder::ContextBuilder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::RawModel;
-use crate::ffi::pager::PagedExperts;
 use crate::files::FileState;
 use crate::layouts::{LayoutSummary, WeightLayout};
 use crate::model_builder::ModelBuilder;
+use crate::paging::PagedModel;
 use crate::vocab::Vocab;
 
 /// A language model in memory: its weights and vocabulary.
@@ -45,7 +45,7 @@ pub(crate) struct Inner {
     pub(crate) layouts: Vec<WeightLayout>,
     /// Keeps experts in memory and reads those that are not there, if that was asked for.
     /// The pager of its experts; after `raw`, whose tensors point to it.
-    pub(crate) paged: Option<PagedExperts>,
+    pub(crate) paged: Option<PagedModel>,
     pub(crate) files: Vec<FileState>,
     pub(crate) fingerprint: u128,
     #[cfg(feature = "json-schema")]

@@ -16,14 +16,13 @@ use crate::experts::RoutedExperts;
 use crate::experts_used::experts_override;
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
-use crate::ffi::pager::PagedExperts;
 use crate::ffi::{self, call};
 use crate::files::{FileState, ModelFiles, gguf_error};
 use crate::kernels;
 use crate::layouts::LayoutOptions;
 use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
-use crate::paging::{Limits, Paging};
+use crate::paging::{Limits, PagedModel, Paging};
 
 /// How weights get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -308,7 +307,7 @@ impl ModelBuilder {
         routed: &RoutedExperts,
         pager: Option<&ExpertPager>,
         layouts: &LayoutOptions,
-    ) -> Result<Option<PagedExperts>> {
+    ) -> Result<Option<PagedModel>> {
         ffi::layouts::choose(layouts)?;
         let limits = Limits { ram: self.ram, n_ctx: self.planned_context };
         let io = pager.map(|pager| pager.io).unwrap_or_default();

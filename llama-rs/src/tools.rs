@@ -1,12 +1,16 @@
 //! Upstream's command-line tools with the engines inside (feature `tools`).
 
 use std::ffi::CString;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use ggml_sys::tools::Tool;
+use smol_engine::expert::Pager;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::{exit, log};
 use crate::options::EngineOptions;
+use crate::paging;
 
 /// Runs a tool with the arguments of a program, the first being its name, and returns its exit code.
 ///
@@ -21,19 +25,62 @@ use crate::options::EngineOptions;
 /// report can't be written; [`ErrorKind::Internal`] for a C++ exception that the tool let out.
 pub fn run(tool: Tool, args: &[CString], options: Option<&EngineOptions>) -> Result<i32> {
     ggml_sys::cpu::check().map_err(|e| Error::new(ErrorKind::Cpu, e.to_string()))?;
+    let mut args = args.to_vec();
     if let Some(options) = options {
         check_options(options)?;
-        let engines = options.install()?;
+        let mut engines = options.install()?;
+        if options.pager.is_some() {
+            engines.set_pager(page(tool, &mut args, options)?);
+        }
         // The tool prints in its own way.
         log::uninstall();
         exit::hold(engines)?;
     }
-    let code = ggml_sys::tools::run(tool, args)
+    let code = ggml_sys::tools::run(tool, &args)
         .map_err(|e| Error::new(ErrorKind::Internal, e.to_string()));
     let finished = exit::release().map_or(Ok(()), |engines| engines.finish());
     let code = code?;
     finished?;
     Ok(code)
+}
+
+/// Sets up the pager of the model that the tool will load. The tool is told not to map the file, which would read all of it.
+fn page(
+    tool: Tool,
+    args: &mut Vec<CString>,
+    options: &EngineOptions,
+) -> Result<Option<Arc<Pager>>> {
+    let refused = |message: String| Error::new(ErrorKind::Config, format!("pager: {message}"));
+    if tool.name() == Tool::QUANTIZE.name() {
+        return Err(refused(format!("{tool} computes nothing with experts")));
+    }
+    let path = model_path(args).map_err(refused)?;
+    let own = |arg: &CString| LOAD_MODES.iter().any(|mode| arg.as_bytes() == mode.as_bytes());
+    if let Some(arg) = args.iter().find(|arg| own(arg)) {
+        let arg = arg.to_string_lossy();
+        return Err(refused(format!("experts are not mapped; leave {arg} out")));
+    }
+    let pager = paging::page_for_upstream(&path, options)?;
+    if pager.is_some() {
+        args.splice(1..1, [c"--load-mode".to_owned(), c"none".to_owned()]);
+    }
+    Ok(pager)
+}
+
+/// Options of the tools that say how the file gets into memory.
+const LOAD_MODES: [&str; 8] =
+    ["-lm", "--load-mode", "-mmp", "--mmap", "--no-mmap", "--mlock", "-dio", "--direct-io"];
+
+/// The one model that a tool is to load.
+fn model_path(args: &[CString]) -> Result<PathBuf, String> {
+    let is_option = |arg: &CString| matches!(arg.as_bytes(), b"-m" | b"--model");
+    let mut models = args.iter().zip(args.iter().skip(1)).filter(|(arg, _)| is_option(arg));
+    match (models.next(), models.next()) {
+        (Some((_, path)), None) if !path.as_bytes().contains(&b',') => {
+            Ok(PathBuf::from(path.to_string_lossy().into_owned()))
+        }
+        _ => Err("exactly one model must be named, by -m FILE".to_owned()),
+    }
 }
 
 /// Refuses what upstream's code decides before an engine is asked.

@@ -117,6 +117,15 @@ impl PagedExperts {
         &self.shared.pager
     }
 
+    /// Pages the experts of models that upstream's code loads on this thread, until the process ends.
+    #[cfg(feature = "tools")]
+    pub(crate) fn keep(&'static self) -> Result<()> {
+        call::guarded(ErrorKind::Unsupported, "paging experts", || {
+            // SAFETY: the table lives as long as the process.
+            unsafe { sys::smol_paging_set(&*self.table) }
+        })
+    }
+
     /// Loads a model whose experts this pages.
     pub(crate) fn during_load<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<T> {
         /// The thread must not load other models with this pager, whatever happens.

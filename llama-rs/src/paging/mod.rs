@@ -1,5 +1,6 @@
 //! Setting up the pager of a model that is about to be loaded.
 
+mod pressure;
 mod routers;
 mod watchers;
 
@@ -23,6 +24,7 @@ use crate::files::ModelFiles;
 use crate::ram::{
     RamNeeds, RamPlan, context_estimate, default_n_ctx, process_reserve, usable_ram, vocab_len,
 };
+use pressure::Pressure;
 use watchers::{Prediction, Recorder, trace_error};
 
 /// The experts of a model in the form in which kernels will read them.
@@ -35,12 +37,54 @@ pub(crate) struct Paging<'a> {
     tensors: HashMap<String, PagedTensor>,
 }
 
+/// The pager of a model, and what goes on beside it. Outlives the model.
+pub(crate) struct PagedModel {
+    experts: PagedExperts,
+    #[allow(dead_code, reason = "works until it is dropped")]
+    pressure: Pressure,
+}
+
+impl PagedModel {
+    pub(crate) fn pager(&self) -> &Arc<Pager> {
+        self.experts.pager()
+    }
+
+    /// Loads the model.
+    pub(crate) fn during_load<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.experts.during_load(load)
+    }
+
+    /// Pages the experts of the model that upstream's code loads on this thread, until the process ends.
+    #[cfg(feature = "tools")]
+    fn keep(self) -> Result<Arc<Pager>> {
+        let kept: &'static Self = Box::leak(Box::new(self));
+        kept.experts.keep()?;
+        Ok(Arc::clone(kept.pager()))
+    }
+}
+
 /// What limits memory.
 pub(crate) struct Limits {
     /// RAM for the process, if one was asked for.
     pub(crate) ram: Option<u64>,
     /// Tokens of the context that it has to hold as well.
     pub(crate) n_ctx: Option<u32>,
+}
+
+/// Pages the experts of the model at `path` when upstream's code loads it, on this thread. `None`: it has none.
+#[cfg(feature = "tools")]
+pub(crate) fn page_for_upstream(
+    path: &Path,
+    options: &crate::EngineOptions,
+) -> Result<Option<Arc<Pager>>> {
+    let files = ModelFiles::open(path)?;
+    let metadata = files.metadata().clone();
+    let Some(routed) = RoutedExperts::find(files.shards(), &metadata)? else { return Ok(None) };
+    let pager = options.pager.clone().unwrap_or_default();
+    let paging = Paging::new(&files, &metadata, &routed, pager.io)?;
+    let limits = Limits { ram: None, n_ctx: None };
+    let budget = paging.budget(Some(&pager), &limits)?.unwrap_or(u64::MAX);
+    paging.start(&pager, budget, None)?.keep().map(Some)
 }
 
 impl<'a> Paging<'a> {
@@ -134,7 +178,7 @@ impl<'a> Paging<'a> {
         options: &ExpertPager,
         budget: u64,
         record: Option<&Path>,
-    ) -> Result<PagedExperts> {
+    ) -> Result<PagedModel> {
         let warm = options.warm.as_deref().map(|path| self.warm_list(path)).transpose()?;
         let config = options.config(budget);
         let pager = Pager::new(self.opened, self.layers, &config).map_err(error_of)?;
@@ -157,7 +201,9 @@ impl<'a> Paging<'a> {
             let recorder = Recorder::create(path, model, pager.layers(), pager.clone())?;
             watchers.push(Arc::new(recorder));
         }
-        Ok(PagedExperts::new(pager, self.tensors, bias, watchers))
+        let pressure = Pressure::watch(&pager)?;
+        let experts = PagedExperts::new(pager, self.tensors, bias, watchers);
+        Ok(PagedModel { experts, pressure })
     }
 
     /// What a trace of this model says is used most, the most used first.
