@@ -29,8 +29,6 @@ pub struct Args {
     model: ModelArg,
     #[command(flatten)]
     layouts: LayoutArgs,
-    #[command(flatten)]
-    pager: PagerArgs,
     /// Text to predict
     #[arg(short, long, value_name = "TEXT")]
     file: PathBuf,
@@ -47,6 +45,8 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    pager: PagerArgs,
 }
 
 #[derive(Serialize)]

@@ -27,8 +27,6 @@ pub struct Args {
     model: ModelArg,
     #[command(flatten)]
     layouts: LayoutArgs,
-    #[command(flatten)]
-    pager: PagerArgs,
     /// Lengths of prompts; 0 leaves the test out
     #[arg(short = 'p', long, value_name = "TOKENS", value_delimiter = ',', default_value = "512",
         value_parser = clap::value_parser!(u32).range(..=1 << 20))]
@@ -48,6 +46,8 @@ pub struct Args {
     /// Print a JSON list with the field names of llama-bench
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    pager: PagerArgs,
 }
 
 /// Most tokens that are evaluated at once, and the part that is computed at once.
