@@ -1,5 +1,5 @@
-// Offers graph nodes to the attached engine, and computes those with packed weights, with paged experts or of one row,
-// through extra buffer types of the CPU backend.
+// Offers graph nodes to the attached engine, and computes those with packed weights, with paged experts or of one row of
+// activations, through extra buffer types of the CPU backend.
 #include "dispatch.h"
 
 #include "matrix_vector.h"
