@@ -166,22 +166,26 @@ pub(crate) fn has_experts(metadata: &Metadata) -> bool {
 }
 
 /// The pager to load a model with: the one that was asked for, or that of the
-/// [`EngineOptions`](crate::EngineOptions), which are for all models and leave those without experts alone.
+/// [`EngineOptions`](crate::EngineOptions), which are for all models and leave those without experts alone. What is to be
+/// recorded goes through a pager too.
 pub(crate) fn wanted(
     asked: Option<&ExpertPager>,
+    record: bool,
     metadata: &Metadata,
 ) -> Result<Option<ExpertPager>> {
-    let Some(pager) = asked else {
-        return Ok(engines::expert_pager().filter(|_| has_experts(metadata)));
-    };
-    pager.check()?;
-    if !has_experts(metadata) {
-        let architecture = metadata.architecture().unwrap_or("unknown");
-        return Err(Error::invalid(format!(
-            "expert pager: this {architecture} model has no experts that could be paged"
-        )));
+    asked.map_or(Ok(()), ExpertPager::check)?;
+    let pager = asked.cloned();
+    if has_experts(metadata) {
+        let pager = pager.or_else(engines::expert_pager);
+        return Ok(pager.or_else(|| record.then(ExpertPager::default)));
     }
-    Ok(Some(pager.clone()))
+    let what = match (pager, record) {
+        (Some(_), _) => "paged",
+        (None, true) => "recorded",
+        (None, false) => return Ok(None),
+    };
+    let architecture = metadata.architecture().unwrap_or("unknown");
+    Err(Error::invalid(format!("this {architecture} model has no experts that could be {what}")))
 }
 
 fn checked_budget(budget: PoolBudget) -> Result<PoolBudget, String> {
@@ -403,7 +407,7 @@ mod tests {
         ] {
             let mut pager = ExpertPager::default();
             change(&mut pager);
-            let error = wanted(Some(&pager), &mixture()).unwrap_err();
+            let error = wanted(Some(&pager), false, &mixture()).unwrap_err();
             assert_eq!(error.kind(), &ErrorKind::InvalidArgument);
             assert!(error.to_string().starts_with(&format!("expert pager: {words}")), "{error}");
         }
@@ -412,11 +416,16 @@ mod tests {
     #[test]
     fn models_without_experts_are_not_paged() {
         let pager = ExpertPager::default();
-        assert_eq!(wanted(Some(&pager), &mixture()).unwrap(), Some(pager.clone()));
+        assert_eq!(wanted(Some(&pager), false, &mixture()).unwrap(), Some(pager.clone()));
+        assert_eq!(wanted(None, true, &mixture()).unwrap(), Some(pager.clone()));
+        assert_eq!(wanted(None, false, &mixture()).unwrap(), None);
         let mut dense = Metadata::new();
         dense.set("general.architecture", "qwen3");
-        let error = wanted(Some(&pager), &dense).unwrap_err();
-        assert!(error.to_string().contains("this qwen3 model has no experts"), "{error}");
-        assert_eq!(wanted(None, &dense).unwrap(), None);
+        for (asked, record, what) in [(Some(&pager), true, "paged"), (None, true, "recorded")] {
+            let error = wanted(asked, record, &dense).unwrap_err();
+            let message = format!("this qwen3 model has no experts that could be {what}");
+            assert_eq!(error.to_string(), message);
+        }
+        assert_eq!(wanted(None, false, &dense).unwrap(), None);
     }
 }

@@ -23,6 +23,7 @@ use crate::layouts::LayoutOptions;
 use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
 use crate::paging::{Limits, PagedModel, Paging};
+use crate::ram::check_resident;
 
 /// How weights get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -124,7 +125,8 @@ impl ModelBuilder {
     /// Sets the bytes of RAM that this process may fill, with weights, a context and all else.
     ///
     /// Where a mixture of experts does not fit, its experts are read from the file when they are needed; see
-    /// [`expert_pager`](Self::expert_pager). Of more RAM than there is, only that is used. The context counts as
+    /// [`expert_pager`](Self::expert_pager). Other models that do not fit are refused, unless they are to be mapped
+    /// ([`LoadMode::Mmap`]). Of more RAM than there is, only that is used. The context counts as
     /// [`planned_context`](Self::planned_context) says.
     pub fn ram(mut self, bytes: u64) -> Self {
         self.ram = Some(bytes);
@@ -145,6 +147,7 @@ impl ModelBuilder {
     }
 
     /// Records which experts the model chooses, and how long their reads take, into a file, which is created or replaced.
+    /// The model is paged for that, with the default settings if nothing else was said.
     pub fn record_experts(mut self, path: impl Into<PathBuf>) -> Self {
         self.record_experts = Some(path.into());
         self
@@ -220,7 +223,8 @@ impl ModelBuilder {
         call::init()?;
         let files = ModelFiles::open(&self.path)?;
         self.check_cancelled()?;
-        let pager = expert_pager::wanted(self.expert_pager.as_ref(), files.metadata())?;
+        let record = self.record_experts.is_some();
+        let pager = expert_pager::wanted(self.expert_pager.as_ref(), record, files.metadata())?;
         let experts_used = self.experts_used.or(pager.as_ref().and_then(|pager| pager.experts));
         if let Some(used) = experts_used {
             self.overrides.push(experts_override(files.metadata(), used)?);
@@ -236,6 +240,12 @@ impl ModelBuilder {
         let may_page =
             pager.is_some() || self.ram.is_some() || (too_large && ffi::pager::can_page());
         let routed = routed.filter(|_| may_page);
+        if let (Some(ram), None) = (self.ram, &routed)
+            && !matches!(self.mode, LoadMode::Mmap)
+        {
+            let n_tensors = files.shards().tensors().count() as u64;
+            check_resident(ram, files.len(), &metadata, n_tensors, self.planned_context)?;
+        }
         let mut layouts = self.layouts.clone().unwrap_or_else(engines::layouts);
         layouts.enabled &= self.repack;
         if layouts.enabled

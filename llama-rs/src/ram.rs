@@ -113,7 +113,7 @@ impl RamNeeds {
         );
         if self.experts > 0 {
             message += &format!(
-                ", and the smallest pool of experts {} of {}",
+                ", and the pool of experts at least {} (all experts {})",
                 human(self.least_experts()),
                 human(self.experts)
             );
@@ -159,6 +159,25 @@ fn within(asked: Option<u64>, available: Option<u64>, used: u64) -> Option<u64> 
     };
     let most = available.map_or(u64::MAX, |available| used.saturating_add(available));
     Some(asked.min(most))
+}
+
+/// Refuses a model without experts that does not fit into the RAM that was asked for.
+pub(crate) fn check_resident(
+    ram: u64,
+    weights: u64,
+    metadata: &Metadata,
+    n_tensors: u64,
+    n_ctx: Option<u32>,
+) -> Result<()> {
+    let needs = RamNeeds {
+        ram: usable_ram(Some(ram)).unwrap_or(ram),
+        weights,
+        experts: 0,
+        pool_floor: 0,
+        n_ctx: n_ctx.unwrap_or_else(|| default_n_ctx(metadata)),
+        process: process_reserve(vocab_len(metadata)),
+    };
+    needs.plan(|n_ctx| context_estimate(metadata, n_tensors, n_ctx)).map(drop)
 }
 
 /// Positions of a context that is made without a word about them.
@@ -276,7 +295,7 @@ mod tests {
             "weights that every token uses take 300.0 MiB",
             &format!("a context of 4096 tokens {context_size}"),
             "the program 50.0 MiB",
-            "the smallest pool of experts 40.0 MiB of 2.4 GiB",
+            "the pool of experts at least 40.0 MiB (all experts 2.4 GiB)",
             "; a context of 3840 tokens would fit",
         ] {
             assert!(message.contains(words), "{words}: {message}");

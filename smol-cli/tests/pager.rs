@@ -162,11 +162,37 @@ fn too_little_ram_is_refused_with_the_numbers() {
         "8.0 MiB of RAM are too little: at least",
         "weights that every token uses take",
         "a context of",
-        "the smallest pool of experts",
+        "the pool of experts at least",
         "help: a smaller context is set with -c",
     ] {
         assert!(stderr.contains(words), "{words}: {stderr}");
     }
+}
+
+#[test]
+fn dense_models_fit_or_are_refused() {
+    let bench = Bench::new();
+    let run = |ram: &str, code| {
+        let mut command = smol(bench.folder.path());
+        command.args(["run", "-p", "x", "-n", "1", "-t", "1", "--ram", ram, "-m"]);
+        output(command.arg(&bench.model), code).1
+    };
+    assert_eq!(run("16GB", 0), "");
+    let stderr = run("16MB", 1);
+    assert!(stderr.contains("15.3 MiB of RAM are too little: at least"), "{stderr}");
+    assert!(!stderr.contains("expert"), "{stderr}");
+}
+
+#[test]
+fn a_pool_that_is_asked_for_must_fit_too() {
+    let mixture = Mixture::new();
+    let args = ["-p", "Once", "--raw", "-n", "4", "-c", "256", "--ram", "512MiB"];
+    let report = mixture.json(&["run"], &[&args[..], &["--expert-pool", "4"]].concat());
+    check_statistics(&report["pager"]);
+    // With nothing but enough RAM there is nothing to page.
+    assert_eq!(mixture.json(&["run"], &args).get("pager"), None);
+    let stderr = mixture.refused(&["--ram", "16MiB", "--expert-pool", "4"], 1);
+    assert!(stderr.contains("of RAM are too little"), "{stderr}");
 }
 
 #[test]

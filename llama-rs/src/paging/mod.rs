@@ -139,35 +139,43 @@ impl<'a> Paging<'a> {
         self.layers.iter().map(of_layer).sum()
     }
 
-    /// The budget of the pool; `None`: all experts fit into memory, and no pager was asked for.
+    /// The budget of the pool; `None`: the model is loaded whole, as it fits and no pager was asked for.
     pub(crate) fn budget(
         &self,
         asked: Option<&ExpertPager>,
         limits: &Limits,
     ) -> Result<Option<u64>> {
         let config = asked.cloned().unwrap_or_default().config(u64::MAX);
-        match asked.map(|asked| asked.budget) {
-            Some(PoolBudget::Bytes(bytes)) => return Ok(Some(bytes)),
+        let pool = match asked.map(|asked| asked.budget) {
+            Some(PoolBudget::Bytes(bytes)) => Some(bytes),
             Some(PoolBudget::Slots(slots)) => {
                 let bytes = Pager::budget_of_slots(&self.opened, &self.layers, &config, slots);
-                return bytes.map(Some).map_err(error_of);
+                Some(bytes.map_err(error_of)?)
             }
-            Some(PoolBudget::Auto) | None => {}
+            Some(PoolBudget::Auto) | None => None,
+        };
+        if pool.is_some() && limits.ram.is_none() {
+            return Ok(pool);
         }
         let Some(ram) = usable_ram(limits.ram) else { return Ok(asked.map(|_| u64::MAX)) };
+        let floor = Pager::least_budget(&self.opened, &self.layers, &config).map_err(error_of)?;
         let needs = RamNeeds {
             ram,
             weights: self.files.len().saturating_sub(self.routed.bytes),
             experts: self.bytes(),
-            pool_floor: Pager::least_budget(&self.opened, &self.layers, &config)
-                .map_err(error_of)?,
+            pool_floor: pool.unwrap_or(floor),
             n_ctx: limits.n_ctx.unwrap_or_else(|| default_n_ctx(self.metadata)),
             process: process_reserve(vocab_len(self.metadata)),
         };
         let n_tensors = self.files.shards().tensors().count() as u64;
-        match needs.plan(|n_ctx| context_estimate(self.metadata, n_tensors, n_ctx))? {
-            RamPlan::Paged { pool } => Ok(Some(pool)),
-            RamPlan::Resident => Ok(asked.map(|_| u64::MAX)),
+        let plan = needs.plan(|n_ctx| context_estimate(self.metadata, n_tensors, n_ctx));
+        match (plan, pool) {
+            // Nobody has asked for anything: the model is mapped.
+            (Err(_), _) if asked.is_none() && limits.ram.is_none() => Ok(None),
+            (Err(error), _) => Err(error),
+            (Ok(_), Some(pool)) => Ok(Some(pool)),
+            (Ok(RamPlan::Paged { pool }), None) => Ok(Some(pool)),
+            (Ok(RamPlan::Resident), None) => Ok(asked.map(|_| u64::MAX)),
         }
     }
 
