@@ -54,6 +54,14 @@ pub enum Error {
     Stopped,
 }
 
+/// Tests walk through copies of states.
+#[cfg(test)]
+impl Clone for Error {
+    fn clone(&self) -> Self {
+        self.duplicate()
+    }
+}
+
 const MIB: f64 = (1 << 20) as f64;
 
 impl Error {

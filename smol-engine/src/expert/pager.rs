@@ -2,6 +2,7 @@
 
 use super::config::{ExpertLayer, ExpertTensor, PagerConfig};
 use super::plan::Plan;
+use super::prefetch::PrefetchCounts;
 use super::residency::Residency;
 use super::run::Stop;
 use super::state::{Job, Poll, State};
@@ -201,8 +202,9 @@ impl Pager {
     /// Reads experts ahead that a layer is likely to choose, the likeliest first.
     ///
     /// Such reads wait for all that are needed, and keep at most half of the threads busy. They
-    /// take at most half of the pool, never a slot that a run holds, and are given up when the
-    /// layer is begun or predicted anew without those experts. What does not exist is ignored.
+    /// take free slots and those of at most half of the pool's experts, never one that a run
+    /// holds, and are given up when the layer is begun or predicted anew without those experts.
+    /// What does not exist is ignored.
     pub fn predict(&self, layer: usize, experts: &[u32]) {
         self.shared.with(|state| state.predict(layer, experts));
     }
@@ -399,6 +401,21 @@ impl Pager {
         }
     }
 
+    /// Returns what has come of predictions, and what reads took.
+    pub(super) fn counts(&self) -> PrefetchCounts {
+        let locked = self.shared.lock();
+        let (state, counters) = (&locked.state, &locked.state.counters);
+        PrefetchCounts {
+            useful: counters.useful,
+            late: counters.late,
+            wasted: state.pools.iter().map(|pool| pool.wasted).sum(),
+            reads: counters.reads,
+            read_time: Duration::from_nanos(counters.read_ns),
+            behind: Duration::from_nanos(counters.behind_ns),
+            wait: Duration::from_nanos(state.waited_ns()),
+        }
+    }
+
     fn io_mode(&self) -> String {
         let modes = self.shared.files.iter().map(|file| file.file().mode());
         let buffered = modes.filter_map(|mode| match mode {
@@ -525,6 +542,7 @@ impl Shared {
                 locked.idle -= 1;
                 continue;
             };
+            let (started, waited) = (Instant::now(), locked.state.waited_ns());
             self.unlock(locked);
             let result = catch_unwind(AssertUnwindSafe(|| self.load(&mut job, buffers)));
             let result = result.unwrap_or_else(|_| {
@@ -532,7 +550,10 @@ impl Shared {
                 let tensor = layer.tensors[job.tensor as usize].name.clone();
                 Err(Error::Panic { tensor, expert: job.name.expert })
             });
-            self.with(|state| state.finish(job, result));
+            self.with(|state| {
+                state.count_read(&job, started, waited);
+                state.finish(job, result);
+            });
             locked = self.lock();
         }
     }

@@ -42,6 +42,7 @@ pub(super) struct Name {
 /// being read or ready. A *doomed* slot has lost its place in the map, as a read failed or
 /// nobody needs it any more, and becomes free once no thread reads into it and no run holds it.
 /// A *vacant* slot has no memory.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub(super) struct Slot<R> {
     name: Option<Name>,
@@ -87,6 +88,7 @@ pub(super) struct Found {
 }
 
 /// Slots of one pool.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub(super) struct Pool<R> {
     number: u32,
@@ -157,7 +159,7 @@ impl<R> Pool<R> {
 
     /// Gives an expert a slot and queues the reads of all its tensors. `None`: all are in use.
     ///
-    /// One read ahead leaves half of the pool to those that were chosen.
+    /// Those read ahead push out others only as long as they are less than half of the pool.
     pub(super) fn insert(
         &mut self,
         name: Name,
@@ -167,10 +169,10 @@ impl<R> Pool<R> {
     ) -> Option<u32> {
         debug_assert_eq!(self.map[name.key as usize], None);
         let ahead = urgency == Urgency::Predicted;
-        if ahead && self.ahead >= (self.capacity / 2).max(1) {
-            return None;
-        }
-        if self.free.is_empty() && self.committed <= self.capacity {
+        if self.free.is_empty() {
+            if ahead && self.ahead >= (self.capacity / 2).max(1) {
+                return None;
+            }
             let (map, slots) = (&self.map, &self.slots);
             let may_go = |key| {
                 let slot = map[key as usize].map(|slot| &slots[slot as usize]);
@@ -265,12 +267,10 @@ impl<R> Pool<R> {
             return failed;
         }
         slot.ready |= 1 << tensor;
-        if slot.ready == all {
-            if let Some(name) = slot.name {
-                self.residency.set(name.number, true);
-            }
-            self.trim(queue);
+        if let (true, Some(name)) = (slot.ready == all, slot.name) {
+            self.residency.set(name.number, true);
         }
+        self.trim(queue);
         false
     }
 
@@ -400,7 +400,7 @@ impl<R: std::fmt::Debug> Pool<R> {
                 let target =
                     Target::Slot { pool: self.number, slot: number as u32, tensor: tensor as u8 };
                 assert_eq!(
-                    queue.iter().filter(|(_, job)| **job == target).count(),
+                    queue.iter().filter(|(.., job)| **job == target).count(),
                     usize::from(queued)
                 );
             }
@@ -411,6 +411,25 @@ impl<R: std::fmt::Debug> Pool<R> {
         assert_eq!(self.map.iter().flatten().count(), named);
         let may_go = self.slots.iter().any(|slot| slot.name.is_some() && slot.may_go());
         assert!(self.committed <= self.capacity || !may_go, "it keeps more than it may");
+    }
+
+    pub(super) fn residency(&self) -> Arc<Residency> {
+        Arc::clone(&self.residency)
+    }
+
+    /// Gives a copy of a pool bits of its own.
+    pub(super) fn set_residency(&mut self, residency: &Arc<Residency>) {
+        self.residency = Arc::clone(residency);
+    }
+
+    /// Returns the regions that no thread reads into.
+    pub(super) fn regions(&self) -> impl Iterator<Item = &R> {
+        self.slots.iter().flat_map(|slot| slot.regions.iter().flatten())
+    }
+
+    /// Returns whether any run holds any slot.
+    pub(super) fn is_held(&self) -> bool {
+        self.slots.iter().any(|slot| slot.holds > 0)
     }
 
     /// Writes all that later behaviour depends on.

@@ -11,6 +11,7 @@ pub(super) struct Load {
     pub(super) tensor: u8,
 }
 
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 enum State {
     Free,
@@ -22,6 +23,7 @@ enum State {
     Failed,
 }
 
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 struct Buffer<R> {
     /// `None` while a thread reads into it.
@@ -31,6 +33,7 @@ struct Buffer<R> {
 }
 
 /// Ring of buffers, given out in the order in which runs need them.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub(super) struct Ring<R> {
     buffers: Vec<Buffer<R>>,
@@ -129,6 +132,11 @@ impl<R> Ring<R> {
     /// Returns the number of buffers in use.
     pub(super) fn in_use(&self) -> usize {
         self.buffers.len() - self.free.len()
+    }
+
+    /// Returns the regions that no thread reads into.
+    pub(super) fn regions(&self) -> impl Iterator<Item = &R> {
+        self.buffers.iter().filter_map(|buffer| buffer.region.as_ref())
     }
 
     /// Writes all that later behaviour depends on.

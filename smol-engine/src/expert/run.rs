@@ -41,6 +41,7 @@ pub(super) enum Item {
 }
 
 /// The product that is computed: one tensor of the chosen experts.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug, Default)]
 pub(super) struct Product {
     pub(super) tensor: u8,
@@ -52,6 +53,7 @@ pub(super) struct Product {
 }
 
 /// One computation of a graph.
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Run {
     pub(super) id: usize,
     pub(super) layer: Option<usize>,

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A read for a thread to do.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub(super) struct Job<R> {
     pub(super) target: Target,
@@ -54,11 +55,17 @@ pub(super) struct Counters {
     pub(super) streamed: u64,
     pub(super) bytes_read: u64,
     pub(super) waited_ns: u64,
+    /// Experts read, predicted or not, and the time that took.
+    pub(super) reads: u64,
+    pub(super) read_ns: u64,
+    /// Time that runs waited while predicted reads had the flash.
+    pub(super) behind_ns: u64,
     /// Of each layer: experts chosen.
     pub(super) chosen: Vec<u64>,
 }
 
 /// All that a pager's lock protects.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub(super) struct State<R> {
     plan: Arc<Plan>,
@@ -489,6 +496,22 @@ impl<R> State<R> {
         }
     }
 
+    /// Returns how long all runs have waited so far, in nanoseconds.
+    pub(super) fn waited_ns(&self) -> u64 {
+        let since = self.runs.iter().filter_map(|run| run.since);
+        self.counters.waited_ns + since.map(|since| since.elapsed().as_nanos() as u64).sum::<u64>()
+    }
+
+    /// Counts a read that began at `started`, when runs had waited for `waited` nanoseconds.
+    pub(super) fn count_read(&mut self, job: &Job<R>, started: Instant, waited: u64) {
+        let took = started.elapsed().as_nanos() as u64;
+        self.counters.reads += u64::from(job.tensor == 0);
+        self.counters.read_ns += took;
+        if job.urgency == Urgency::Predicted {
+            self.counters.behind_ns += self.waited_ns().saturating_sub(waited).min(took);
+        }
+    }
+
     /// Stops a run.
     pub(super) fn stop(&mut self, id: usize) {
         let run = self.run(id);
@@ -592,3 +615,6 @@ impl<R> State<R> {
         self.pools.iter_mut().flat_map(Pool::take_freed).collect()
     }
 }
+
+#[cfg(test)]
+mod model;

@@ -25,6 +25,7 @@ pub(crate) struct Ticket {
 
 /// Jobs in the order in which they are to be done: needed before predicted ones, then by epoch,
 /// stage and arrival.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub(crate) struct Queue<J> {
     jobs: BTreeMap<Ticket, J>,
@@ -71,10 +72,10 @@ impl<J> Queue<J> {
         }
     }
 
-    /// Returns the waiting jobs, most urgent first.
+    /// Returns the waiting jobs, most urgent first: urgency, epoch, stage.
     #[cfg(test)]
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Urgency, &J)> {
-        self.jobs.iter().map(|(ticket, job)| (ticket.urgency, job))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Urgency, u64, u8, &J)> {
+        self.jobs.iter().map(|(ticket, job)| (ticket.urgency, ticket.epoch, ticket.stage, job))
     }
 }
 

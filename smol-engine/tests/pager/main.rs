@@ -1,0 +1,8 @@
+//! The expert pager from outside: bytes, faults, limits, many threads.
+
+mod bytes;
+mod faults;
+mod fixture;
+mod limits;
+mod prediction;
+mod stop;
