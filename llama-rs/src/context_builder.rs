@@ -14,6 +14,10 @@ use crate::model::Model;
 
 /// The context of models that were trained on more, unless another is asked for.
 pub(crate) const DEFAULT_N_CTX: u32 = 4096;
+/// Tokens that are computed at once, unless another number is asked for.
+const UBATCH: u32 = 512;
+/// The same where experts are paged.
+pub(crate) const UBATCH_PAGED: u32 = 1024;
 /// Sequences that llama.cpp counts in fixed arrays (llama-cparams.h, LLAMA_MAX_SEQ).
 pub(crate) const MAX_SEQUENCES: u32 = 256;
 /// Bounds of settings that only memory limits.
@@ -115,7 +119,8 @@ impl ContextBuilder {
         self
     }
 
-    /// Sets the tokens that are computed at once, by default 512: more need more memory for activations.
+    /// Sets the tokens that are computed at once, by default 512, or 1024 where experts are paged, as each such batch may
+    /// read all of them. More need more memory for activations.
     pub fn n_ubatch(mut self, n_ubatch: u32) -> Self {
         self.n_ubatch = Some(n_ubatch);
         self
@@ -219,6 +224,10 @@ impl ContextBuilder {
         self.n_ctx.unwrap_or(if trained == 0 { DEFAULT_N_CTX } else { trained.min(DEFAULT_N_CTX) })
     }
 
+    fn default_ubatch(&self) -> u32 {
+        if self.model.is_paged() { UBATCH_PAGED } else { UBATCH }
+    }
+
     fn checked_params(
         &self,
         n_threads: u32,
@@ -237,7 +246,7 @@ impl ContextBuilder {
         let n_ubatch = match self.n_ubatch {
             Some(n_ubatch) => in_range("n_ubatch", n_ubatch, 1..=MAX_BATCH)?.min(n_batch),
             None if whole => n_batch,
-            None => n_batch.min(512),
+            None => n_batch.min(self.default_ubatch()),
         };
         let n_seq_max = in_range("n_seq_max", self.n_seq_max, 1..=MAX_SEQUENCES)?;
         if n_seq_max > n_batch {
@@ -287,7 +296,7 @@ impl ContextBuilder {
         let n_batch = self.n_batch.min(n_ctx);
         Layers::new(self.model.metadata()).estimate(&MemoryRequest {
             n_ctx: n_ctx.into(),
-            n_ubatch: self.n_ubatch.unwrap_or(512).min(n_batch).into(),
+            n_ubatch: self.n_ubatch.unwrap_or_else(|| self.default_ubatch()).min(n_batch).into(),
             n_seq_max: self.n_seq_max.into(),
             n_vocab: self.model.raw().vocab_len().into(),
             n_tensors: self.model.n_tensors() as u64,

@@ -87,6 +87,11 @@ impl Model {
         self.inner.n_tensors
     }
 
+    /// Whether experts are read when they are needed.
+    pub(crate) fn is_paged(&self) -> bool {
+        self.inner.paged.is_some()
+    }
+
     pub(crate) fn fingerprint(&self) -> u128 {
         self.inner.fingerprint
     }

@@ -3,7 +3,7 @@
 use smol_engine::machine::{Memory, rss};
 use smol_gguf::{Array, Metadata, Value};
 
-use crate::context_builder::DEFAULT_N_CTX;
+use crate::context_builder::{DEFAULT_N_CTX, UBATCH_PAGED};
 use crate::error::{Error, ErrorKind, Result};
 use crate::kv::KvType;
 use crate::memory::{Layers, MemoryEstimate, MemoryRequest, human};
@@ -202,7 +202,8 @@ pub(crate) fn vocab_len(metadata: &Metadata) -> u64 {
 pub(crate) fn context_estimate(metadata: &Metadata, n_tensors: u64, n_ctx: u32) -> MemoryEstimate {
     Layers::new(metadata).estimate(&MemoryRequest {
         n_ctx: n_ctx.into(),
-        n_ubatch: u64::from(n_ctx).min(512),
+        // Whether experts will be paged is what is to be found out: the larger of the two.
+        n_ubatch: n_ctx.min(UBATCH_PAGED).into(),
         n_seq_max: 1,
         n_vocab: vocab_len(metadata),
         n_tensors,

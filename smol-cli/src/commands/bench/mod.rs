@@ -53,6 +53,12 @@ pub struct Args {
 /// Most tokens that are evaluated at once, and the part that is computed at once.
 const N_BATCH: u32 = 2048;
 const N_UBATCH: u32 = 512;
+/// The part where experts are paged: each batch may read all of them.
+const N_UBATCH_PAGED: u32 = 1024;
+
+fn n_ubatch(model: &Model) -> u32 {
+    if model.pager_statistics().is_some() { N_UBATCH_PAGED } else { N_UBATCH }
+}
 
 /// A test of one kind and length.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +115,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
                 size: model.size(),
                 params: model.n_params(),
                 n_batch: N_BATCH,
-                n_ubatch: N_UBATCH,
+                n_ubatch: n_ubatch(&model),
                 threads,
                 n_prompt,
                 n_gen,
@@ -148,7 +154,7 @@ fn measure(
         .context()
         .n_ctx(test.tokens())
         .n_batch(N_BATCH)
-        .n_ubatch(N_UBATCH)
+        .n_ubatch(n_ubatch(model))
         .threads(threads, threads)
         .cancel(cancel);
     let mut context = context.build()?;
