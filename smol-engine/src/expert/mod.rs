@@ -2,17 +2,21 @@
 
 mod config;
 mod error;
+mod needs;
 mod pager;
 mod plan;
+pub mod plot;
 pub mod policy;
 mod pool;
 pub mod predict;
 pub mod prefetch;
+mod prefetching;
 mod residency;
 mod ring;
 pub mod routing;
 mod run;
 pub mod scope;
+pub mod simulate;
 mod state;
 mod statistics;
 pub mod trace;
