@@ -10,6 +10,7 @@ mod fetch;
 mod interrupt;
 mod model;
 mod progress;
+mod table;
 mod units;
 
 use std::process::ExitCode;
