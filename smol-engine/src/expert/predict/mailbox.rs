@@ -77,6 +77,11 @@ impl Mailbox {
         self.arrived.notify_all();
     }
 
+    #[cfg(test)]
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     pub(super) fn replaced(&self) -> u64 {
         self.lock().replaced
     }

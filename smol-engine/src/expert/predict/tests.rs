@@ -14,6 +14,7 @@ struct Log {
     passes: Mutex<usize>,
     changed: Condvar,
     counts: Mutex<PrefetchCounts>,
+    asked: AtomicU64,
     resident: Mutex<Vec<u32>>,
 }
 
@@ -25,6 +26,7 @@ impl Log {
             passes: Mutex::new(passes),
             changed: Condvar::new(),
             counts: Mutex::default(),
+            asked: AtomicU64::new(0),
             resident: Mutex::default(),
         };
         (Arc::new(log), receiver)
@@ -51,6 +53,7 @@ impl Prefetcher for Log {
     }
 
     fn prefetch_counts(&self) -> PrefetchCounts {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         *self.counts.lock().unwrap()
     }
 }
@@ -151,8 +154,9 @@ fn can_be_dropped_while_busy() {
     predictor.hidden(0, &preferring(0, 1));
     assert_eq!(predictions.recv_timeout(LIMIT).map(|p| p.0), Ok(1));
     predictor.hidden(1, &preferring(0, 1));
+    let shared = Arc::clone(&predictor.shared);
     let dropping = std::thread::spawn(move || drop(predictor));
-    std::thread::sleep(Duration::from_millis(20));
+    until(|| shared.mailbox.is_closed());
     assert!(!dropping.is_finished(), "the thread still uses the log");
     log.let_pass(1);
     dropping.join().unwrap();
@@ -255,11 +259,12 @@ fn auto_follows_the_counts() {
             counts.behind += Duration::from_millis(behind);
         }
         drop(counts);
+        let asked = log.asked.load(Ordering::Relaxed);
         for layer in 0..3 {
             predictor.hidden(layer, &preferring(layer, 5));
         }
-        // As slow as a token, so that the thread keeps up.
-        std::thread::sleep(Duration::from_millis(1));
+        // As slow as a token: the thread keeps up.
+        until(|| log.asked.load(Ordering::Relaxed) > asked);
     };
     let mut tokens = 0;
     while !predictor.is_active() {
@@ -267,12 +272,12 @@ fn auto_follows_the_counts() {
         tokens += 1;
         assert!(tokens < 2000, "never tried");
     }
-    assert!(predictions.recv_timeout(LIMIT).is_ok());
     // It pays: 2 reads of 5 ms saved, nothing lost.
     for _ in 0..100 {
         token(0, 10);
     }
     assert!(predictor.is_active());
+    assert!(predictions.recv_timeout(LIMIT).is_ok());
     // It does not any more.
     tokens = 0;
     while predictor.is_active() {

@@ -48,9 +48,7 @@ fn reference_scores(
         let mut order: Vec<usize> = (0..groups).collect();
         order.sort_by(|a, b| better(sums[*a], sums[*b]));
         for group in &order[used..] {
-            for expert in group * size..(group + 1) * size {
-                scores[expert] = f32::NEG_INFINITY;
-            }
+            scores[group * size..][..size].fill(f32::NEG_INFINITY);
         }
     }
     scores
@@ -125,7 +123,7 @@ proptest! {
 
         // With a bias: what the order says, within the groups.
         let bias = CacheBias { bias: 0.2, keep_top: 1 };
-        let resident = |expert: u32| expert % 3 == 0;
+        let resident = |expert: u32| expert.is_multiple_of(3);
         let mut order = vec![0; experts];
         let correction = has_selection_bias.then_some(&*selection_bias);
         bias.order_corrected(gating, &expected, correction, resident, &mut order);
