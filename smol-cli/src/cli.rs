@@ -3,8 +3,8 @@
 use crate::cache::Cache;
 use crate::catalogue::Catalogue;
 use crate::commands::{
-    bench, chat, completions, doctor, inspect, kernels, models, perplexity, pull, run, tokenize,
-    trace,
+    bench, chat, completions, doctor, inspect, kernels, models, perplexity, pull, recut, run,
+    tokenize, trace,
 };
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -60,6 +60,7 @@ enum Command {
     Tokenize(tokenize::Args),
     Trace(trace::Args),
     Pull(pull::Args),
+    Recut(recut::Args),
     Models(models::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
@@ -85,6 +86,7 @@ pub fn run() -> Result<ExitCode> {
         Command::Tokenize(args) => tokenize::run(&args, &global),
         Command::Trace(args) => trace::run(&args, &global),
         Command::Pull(args) => pull::run(&args, &global),
+        Command::Recut(args) => recut::run(&args, &global),
         Command::Models(args) => models::run(&args, &global),
         Command::Doctor(args) => doctor::run(&args, &global),
         Command::Completions(args) => completions::run(&args),

@@ -31,6 +31,11 @@ impl Failure {
         Self { message: message.into(), advice: None, code: USAGE }
     }
 
+    /// Ctrl-C ended the work: the exit code says so.
+    pub fn stopped(message: impl Into<String>) -> Self {
+        Self { message: message.into(), advice: None, code: interrupt::EXIT_CODE }
+    }
+
     /// Says what to do next.
     pub fn advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());

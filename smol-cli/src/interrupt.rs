@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Exit code of a program that Ctrl-C has ended.
 pub const EXIT_CODE: u8 = 130;
+/// The handler runs in a thread of its own, whose stack is what mostly fails.
+const NO_THREAD: &str = "cannot start the thread that waits for Ctrl-C, mostly for lack of memory";
 
 /// Whether the program does nothing but wait, so that there is no work to stop.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +24,15 @@ impl Idle {
     }
 }
 
+/// Lets Ctrl-C set a flag, for work that looks at it often: it isn't ended in any other way, so
+/// that it can clean up.
+pub fn stop_on_ctrl_c() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context(NO_THREAD)?;
+    Ok(stop)
+}
+
 /// Lets Ctrl-C cancel `token`, and end the program if it is cancelled already or idle.
 pub fn cancel_on_ctrl_c(token: &CancelToken) -> Result<Idle> {
     let token = token.clone();
@@ -33,7 +44,6 @@ pub fn cancel_on_ctrl_c(token: &CancelToken) -> Result<Idle> {
         }
         token.cancel();
     })
-    // The handler runs in a thread of its own, whose stack is what mostly fails.
-    .context("cannot start the thread that waits for Ctrl-C, mostly for lack of memory")?;
+    .context(NO_THREAD)?;
     Ok(idle)
 }

@@ -10,6 +10,7 @@ mod fetch;
 mod interrupt;
 mod model;
 mod progress;
+mod space;
 mod table;
 mod units;
 

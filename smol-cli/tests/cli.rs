@@ -5,7 +5,7 @@ mod common;
 use common::{output, smol};
 use std::process::{Command, Stdio};
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "run",
     "chat",
     "perplexity",
@@ -15,6 +15,7 @@ const COMMANDS: [&str; 12] = [
     "tokenize",
     "trace",
     "pull",
+    "recut",
     "models",
     "doctor",
     "completions",

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::error::Result;
-use crate::{Gguf, Metadata, TensorInfo, Writer};
+use crate::{Array, Gguf, Metadata, TensorInfo, Writer};
 
 /// The metadata key of files whose routed experts lie behind everything else: where they start,
 /// in bytes from the start of the file, as `u64`.
@@ -13,9 +13,19 @@ use crate::{Gguf, Metadata, TensorInfo, Writer};
 /// [`Gguf::experts_offset`] takes the place from the tensors; the key says that it was meant.
 pub const EXPERTS_OFFSET_KEY: &str = "smolmaxxing.experts_offset";
 
-/// The least alignment of tensors in a file with its experts last, in bytes: what direct reads
-/// need on every common device.
-pub const EXPERT_ALIGNMENT: u32 = 4096;
+/// The metadata key of bytes without meaning that put the start of the experts at a multiple of
+/// [`EXPERT_ALIGNMENT`]: an array of `u8`.
+///
+/// A larger `general.alignment` would do so for every tensor, but llama.cpp writes broken files
+/// from such ones: its tools copy the key and align as without it.
+pub const PADDING_KEY: &str = "smolmaxxing.padding";
+
+/// Experts that lie behind all else start at a multiple of this in the file, in bytes: what direct
+/// reads need on every common device.
+///
+/// Tensors whose sizes are multiples of it follow each other at multiples of it, as those of most
+/// models do; others need one more block read at either end of an expert.
+pub const EXPERT_ALIGNMENT: u64 = 4096;
 
 /// A matrix of a routed expert, in the order in which a layer's computation needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -121,30 +131,32 @@ fn first_of_experts(tensors: &[TensorInfo]) -> Option<u64> {
     tensors.iter().filter(|t| !is_expert(t)).all(ends_before).then_some(first)
 }
 
-/// Makes the marker true for a file that is about to be written, or removes it.
+/// Sets the keys of a file with its experts last; their values come when all else is known.
+pub(crate) fn mark(metadata: &mut Metadata) {
+    metadata.set(EXPERTS_OFFSET_KEY, 0u64);
+    metadata.set(PADDING_KEY, Array::U8(Vec::new()));
+}
+
+/// Makes the marker true and the padding right for a file that is about to be written, or removes
+/// both.
 pub(crate) fn settle_marker(writer: &mut Writer) -> Result<()> {
     if !writer.metadata().contains(EXPERTS_OFFSET_KEY) {
         return Ok(());
     }
-    // Of the right type first: the header's size depends on it.
-    writer.set(EXPERTS_OFFSET_KEY, 0u64);
+    // Of the right types first: the header's size depends on them.
+    mark(writer.metadata_mut());
     let (tensors, data_offset) = writer.places()?;
-    match first_of_experts(&tensors) {
-        Some(first) => writer.set(EXPERTS_OFFSET_KEY, data_offset + first),
-        None => {
-            writer.metadata_mut().remove(EXPERTS_OFFSET_KEY);
-            writer
-        }
+    let Some(first) = first_of_experts(&tensors) else {
+        writer.metadata_mut().remove(EXPERTS_OFFSET_KEY);
+        writer.metadata_mut().remove(PADDING_KEY);
+        return Ok(());
     };
-    Ok(())
-}
-
-/// Sets what a file with its experts last has in its metadata; the marker's value comes later.
-pub(crate) fn mark(metadata: &mut Metadata) -> Result<()> {
-    if crate::writer::alignment(metadata)? < EXPERT_ALIGNMENT.into() {
-        metadata.set(crate::ALIGNMENT_KEY, EXPERT_ALIGNMENT);
-    }
-    metadata.set(EXPERTS_OFFSET_KEY, 0u64);
+    // A multiple of the file's alignment, if that is smaller: all places are. So the data section
+    // moves by just that.
+    let start = data_offset + first;
+    let padding = start.next_multiple_of(EXPERT_ALIGNMENT) - start;
+    writer.set(PADDING_KEY, Array::U8(vec![0; padding as usize]));
+    writer.set(EXPERTS_OFFSET_KEY, start + padding);
     Ok(())
 }
 

@@ -260,15 +260,10 @@ impl<'a> Rewriter<'a> {
     /// Puts the routed experts behind everything else, in the order in which they are needed:
     /// layer by layer, and [by part](crate::ExpertPart) in each.
     ///
-    /// Every tensor then starts at a multiple of [`EXPERT_ALIGNMENT`](crate::EXPERT_ALIGNMENT) in
-    /// the file, so that experts can be read past the page cache, and
-    /// [`EXPERTS_OFFSET_KEY`](crate::EXPERTS_OFFSET_KEY) says where they begin. llama.cpp loads
-    /// such a file like any other. Returns whether there are experts; without them nothing
-    /// changes.
-    ///
-    /// # Errors
-    ///
-    /// When `general.alignment` isn't a power of two of type `u32`.
+    /// Their start is a multiple of [`EXPERT_ALIGNMENT`](crate::EXPERT_ALIGNMENT) in the file, so
+    /// that experts can be read past the page cache, and
+    /// [`EXPERTS_OFFSET_KEY`](crate::EXPERTS_OFFSET_KEY) tells it. llama.cpp loads such a file like
+    /// any other. Returns whether there are experts; without them nothing changes.
     ///
     /// # Examples
     ///
@@ -285,7 +280,7 @@ impl<'a> Rewriter<'a> {
     ///
     /// let source = Gguf::from_bytes(bytes)?;
     /// let mut plan = Rewriter::new(&source);
-    /// assert!(plan.experts_last()?);
+    /// assert!(plan.experts_last());
     ///
     /// let new = Gguf::from_bytes(plan.write(Vec::new())?)?;
     /// let front = new.experts_offset().unwrap();
@@ -293,14 +288,14 @@ impl<'a> Rewriter<'a> {
     /// assert_eq!(new.get_u64("smolmaxxing.experts_offset"), Some(front));
     /// # Ok::<(), smol_gguf::Error>(())
     /// ```
-    pub fn experts_last(&mut self) -> Result<bool> {
+    pub fn experts_last(&mut self) -> bool {
         if !self.entries.iter().any(|e| experts::is_expert(&e.info)) {
-            return Ok(false);
+            return false;
         }
-        experts::mark(&mut self.metadata)?;
+        experts::mark(&mut self.metadata);
         // Tensors without a place in that order, `None`, stay in front as they are.
         self.sort_by_key(|tensor| ExpertName::parse(tensor.name()));
-        Ok(true)
+        true
     }
 
     /// Returns the declarations of the new file, which tell its layout and size.

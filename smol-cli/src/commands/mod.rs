@@ -9,6 +9,7 @@ pub mod kernels;
 pub mod models;
 pub mod perplexity;
 pub mod pull;
+pub mod recut;
 pub mod run;
 pub mod tokenize;
 pub mod trace;

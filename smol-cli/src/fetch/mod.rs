@@ -13,7 +13,7 @@ use crate::cache::Cache;
 use crate::catalogue::{Entry, Source};
 use crate::failure::{Failure, notice};
 use crate::progress;
-use crate::units::bytes;
+use crate::space;
 use anyhow::{Context as _, Result};
 use part_file::PartFile;
 use std::fs::File;
@@ -135,20 +135,7 @@ fn lock(folder: &Path, entry: &Entry) -> Result<File> {
 
 /// Fails early if the disk has no room for the file.
 fn check_space(folder: &Path, entry: &Entry, have: u64) -> Result<()> {
-    // Unknown is no reason to refuse: a full disk is handled when it shows.
-    let Ok(free) = fs4::available_space(folder) else { return Ok(()) };
-    let needed = entry.size.saturating_sub(have);
-    if free >= needed {
-        return Ok(());
-    }
-    let message = format!(
-        "`{}` needs {} more in {}, where {} are free",
-        entry.name,
-        bytes(needed),
-        folder.display(),
-        bytes(free)
-    );
-    Err(Failure::new(message)
-        .advice("free some space, or name another folder for models with --cache DIR")
-        .into())
+    let what = format!("`{}`", entry.name);
+    let advice = "free some space, or name another folder for models with --cache DIR";
+    space::check(folder, &what, entry.size.saturating_sub(have), advice)
 }

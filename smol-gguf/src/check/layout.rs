@@ -1,7 +1,7 @@
 //! Places and sizes of tensor data.
 
-use crate::Gguf;
 use crate::error::ErrorKind;
+use crate::{EXPERTS_OFFSET_KEY, Gguf, Value};
 
 use super::{Model, Report};
 
@@ -10,6 +10,26 @@ pub(super) fn check(model: &Model<'_>, report: &mut Report) {
         check_dimensions(file, report);
         check_offsets(file, report);
         check_end(file, report);
+        check_marker(file, report);
+    }
+}
+
+/// The marker of experts last is wrong if a program that doesn't know it has moved tensors.
+fn check_marker(file: &Gguf, report: &mut Report) {
+    let Some(marker) = file.get(EXPERTS_OFFSET_KEY) else { return };
+    let place = file.experts_offset();
+    if place.is_none() || marker != &Value::U64(place.unwrap_or(0)) {
+        report.warning(
+            file,
+            ErrorKind::KeyRange {
+                key: EXPERTS_OFFSET_KEY.to_owned(),
+                found: marker.to_string(),
+                allowed: match place {
+                    Some(place) => format!("{place}, where the experts start"),
+                    None => "no such key unless experts come last".to_owned(),
+                },
+            },
+        );
     }
 }
 

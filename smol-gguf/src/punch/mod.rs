@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::{ErrorKind, Result};
 use crate::positioned::{read_exact_at, write_all_at};
 use crate::shards::SPLIT_COUNT;
-use crate::{Gguf, MAGIC, PUNCHED_MAGIC, ShardName, Shards, TensorInfo, experts};
+use crate::{Gguf, MAGIC, PUNCHED_MAGIC, ShardName, Shards, TensorInfo, experts, is_same_file};
 
 use record::Record;
 
@@ -94,7 +94,7 @@ impl<'a> Punch<'a> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let gguf = Gguf::header_of_open(&file, path)?;
         for source in copy.iter().filter_map(Gguf::path) {
-            if is_same(path, source) {
+            if is_same_file(path, source) {
                 return Err(ErrorKind::OwnCopy.into());
             }
         }
@@ -438,22 +438,6 @@ fn stop_or_go(flow: ControlFlow<()>) -> Result<()> {
     match flow {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(()) => Err(ErrorKind::Stopped.into()),
-    }
-}
-
-/// Whether two paths lead to the same file, be it by links.
-fn is_same(a: &Path, b: &Path) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let id = |path| std::fs::metadata(path).map(|m| (m.dev(), m.ino()));
-        if let (Ok(a), Ok(b)) = (id(a), id(b)) {
-            return a == b;
-        }
-    }
-    match (a.canonicalize(), b.canonicalize()) {
-        (Ok(a), Ok(b)) => a == b,
-        _ => false,
     }
 }
 

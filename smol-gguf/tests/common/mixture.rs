@@ -13,10 +13,12 @@ pub enum Mixture {
     Fused,
     /// Gate, up and down of 5 MB and some bytes each.
     Large,
+    /// Experts of whole blocks of 4096 bytes, odd tensors in between.
+    Blocks,
 }
 
 impl Mixture {
-    pub const ALL: [Self; 3] = [Self::Separate, Self::Fused, Self::Large];
+    pub const ALL: [Self; 4] = [Self::Separate, Self::Fused, Self::Large, Self::Blocks];
 
     /// Names and numbers of F32 elements, in the file's order.
     fn tensors(self) -> Vec<(String, u64)> {
@@ -45,6 +47,16 @@ impl Mixture {
                 ("blk.0.ffn_up_exps.weight", 1_250_003),
                 ("blk.0.ffn_down_exps.weight", 1_250_005),
                 ("output_norm.weight", 2000),
+            ],
+            Self::Blocks => &[
+                ("token_embd.weight", 333),
+                ("blk.0.ffn_gate_exps.weight", 3072),
+                ("blk.0.ffn_up_exps.weight", 3072),
+                ("blk.0.ffn_down_exps.weight", 1024),
+                ("blk.1.attn_norm.weight", 5),
+                ("blk.1.ffn_gate_exps.weight", 2048),
+                ("blk.1.ffn_up_exps.weight", 2048),
+                ("blk.1.ffn_down_exps.weight", 1024),
             ],
         };
         list.iter().map(|&(name, n)| (name.to_owned(), n)).collect()
@@ -77,6 +89,16 @@ impl Mixture {
                 "blk.0.ffn_up_exps.weight",
                 "blk.0.ffn_gate_exps.weight",
                 "blk.0.ffn_down_exps.weight",
+            ],
+            Self::Blocks => vec![
+                "token_embd.weight",
+                "blk.1.attn_norm.weight",
+                "blk.0.ffn_up_exps.weight",
+                "blk.0.ffn_gate_exps.weight",
+                "blk.0.ffn_down_exps.weight",
+                "blk.1.ffn_up_exps.weight",
+                "blk.1.ffn_gate_exps.weight",
+                "blk.1.ffn_down_exps.weight",
             ],
         }
     }
