@@ -15,9 +15,11 @@ use crate::model::Model;
 /// The context of models that were trained on more, unless another is asked for.
 pub(crate) const DEFAULT_N_CTX: u32 = 4096;
 /// Tokens that are computed at once, unless another number is asked for.
-const UBATCH: u32 = 512;
+pub(crate) const UBATCH: u32 = 512;
 /// The same where experts are paged.
 pub(crate) const UBATCH_PAGED: u32 = 1024;
+/// Tokens that one decode takes, unless another number is asked for.
+pub(crate) const DEFAULT_N_BATCH: u32 = 2048;
 /// Sequences that llama.cpp counts in fixed arrays (llama-cparams.h, LLAMA_MAX_SEQ).
 pub(crate) const MAX_SEQUENCES: u32 = 256;
 /// Bounds of settings that only memory limits.
@@ -91,7 +93,7 @@ impl ContextBuilder {
         Self {
             model,
             n_ctx: None,
-            n_batch: 2048,
+            n_batch: DEFAULT_N_BATCH,
             n_ubatch: None,
             n_seq_max: 1,
             threads: None,

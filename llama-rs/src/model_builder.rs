@@ -23,7 +23,7 @@ use crate::layouts::LayoutOptions;
 use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
 use crate::paging::{Limits, PagedModel, Paging};
-use crate::ram::check_resident;
+use crate::ram::{PlannedContext, check_resident};
 
 /// How weights get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -91,7 +91,7 @@ pub struct ModelBuilder {
     cancel: Option<CancelToken>,
     expert_pager: Option<ExpertPager>,
     ram: Option<u64>,
-    planned_context: Option<u32>,
+    planned: PlannedContext,
     experts_used: Option<u32>,
     record_experts: Option<PathBuf>,
 }
@@ -109,7 +109,7 @@ impl ModelBuilder {
             cancel: None,
             expert_pager: None,
             ram: None,
-            planned_context: None,
+            planned: PlannedContext::default(),
             experts_used: None,
             record_experts: None,
         }
@@ -133,10 +133,9 @@ impl ModelBuilder {
         self
     }
 
-    /// Sets the tokens of the context for which [`ram`](Self::ram) leaves room; by default as many as
-    /// [`ContextBuilder::n_ctx`](crate::ContextBuilder::n_ctx) has by default.
-    pub fn planned_context(mut self, n_ctx: u32) -> Self {
-        self.planned_context = Some(n_ctx);
+    /// Sets the context for which [`ram`](Self::ram) leaves room.
+    pub fn planned_context(mut self, context: PlannedContext) -> Self {
+        self.planned = context;
         self
     }
 
@@ -244,7 +243,7 @@ impl ModelBuilder {
             && !matches!(self.mode, LoadMode::Mmap)
         {
             let n_tensors = files.shards().tensors().count() as u64;
-            check_resident(ram, files.len(), &metadata, n_tensors, self.planned_context)?;
+            check_resident(ram, files.len(), &metadata, n_tensors, self.planned)?;
         }
         let mut layouts = self.layouts.clone().unwrap_or_else(engines::layouts);
         layouts.enabled &= self.repack;
@@ -319,7 +318,7 @@ impl ModelBuilder {
         layouts: &LayoutOptions,
     ) -> Result<Option<PagedModel>> {
         ffi::layouts::choose(layouts)?;
-        let limits = Limits { ram: self.ram, n_ctx: self.planned_context };
+        let limits = Limits { ram: self.ram, planned: self.planned };
         let io = pager.map(|pager| pager.io).unwrap_or_default();
         let paging = Paging::new(files, metadata, routed, io)?;
         let Some(budget) = paging.budget(pager, &limits)? else { return Ok(None) };
@@ -461,7 +460,7 @@ impl fmt::Debug for ModelBuilder {
             .field("overrides", &self.overrides)
             .field("expert_pager", &self.expert_pager)
             .field("ram", &self.ram)
-            .field("planned_context", &self.planned_context)
+            .field("planned", &self.planned)
             .field("experts_used", &self.experts_used)
             .field("record_experts", &self.record_experts)
             .finish_non_exhaustive()

@@ -8,6 +8,7 @@ use crate::context::Context;
 use crate::context_builder::{ContextBuilder, MAX_SEQUENCES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
+use crate::ram::PlannedContext;
 use crate::sampler::log_softmax;
 use crate::token::{SeqId, Token};
 use crate::vocab::Vocab;
@@ -43,28 +44,34 @@ impl PerplexityOptions {
     /// `InvalidArgument` for a chunk size out of range.
     pub fn context(&self, model: &Model) -> Result<ContextBuilder> {
         self.check()?;
-        let n_ctx = self.n_ctx();
-        if self.one_by_one {
-            return Ok(model.context().n_ctx(n_ctx).n_batch(1));
-        }
-        let parallel = self.parallel();
         Ok(model
             .context()
-            .n_ctx(n_ctx)
-            .n_batch(n_ctx.min(Self::BATCH as u32))
-            .n_seq_max(parallel as u32)
+            .n_ctx(self.n_ctx())
+            .n_batch(self.n_batch())
+            .n_seq_max(self.parallel() as u32)
             .kv_unified(false))
     }
 
-    /// Returns the size in tokens of that context.
-    pub fn n_ctx(&self) -> u32 {
-        let chunks = if self.one_by_one { 1 } else { self.parallel() };
-        u32::try_from(chunks.saturating_mul(self.chunk)).unwrap_or(u32::MAX)
+    /// Returns what there is to know about that context before the model is loaded.
+    pub fn planned(&self) -> PlannedContext {
+        let n_batch = self.n_batch();
+        // Half of each chunk is scored.
+        let n_outputs = Some(n_batch.div_ceil(2));
+        PlannedContext { n_ctx: Some(self.n_ctx()), n_batch: Some(n_batch), n_outputs }
+    }
+
+    fn n_ctx(&self) -> u32 {
+        u32::try_from(self.parallel().saturating_mul(self.chunk)).unwrap_or(u32::MAX)
+    }
+
+    fn n_batch(&self) -> u32 {
+        if self.one_by_one { 1 } else { self.n_ctx().min(Self::BATCH as u32) }
     }
 
     /// Chunks that are evaluated at once.
     fn parallel(&self) -> usize {
-        (Self::BATCH / self.chunk.max(1)).clamp(1, MAX_SEQUENCES as usize)
+        let most = if self.one_by_one { 1 } else { MAX_SEQUENCES as usize };
+        (Self::BATCH / self.chunk.max(1)).clamp(1, most)
     }
 
     fn check(&self) -> Result<()> {

@@ -163,10 +163,13 @@ fn too_little_ram_is_refused_with_the_numbers() {
         "weights that every token uses take",
         "a context of",
         "the pool of experts at least",
-        "help: a smaller context is set with -c",
+        "would do; -c sets the size of the context",
     ] {
         assert!(stderr.contains(words), "{words}: {stderr}");
     }
+    // The advice is good.
+    let advice = stderr.split_once("help: --ram ").unwrap().1.split_once(' ').unwrap().0;
+    output(&mut mixture.smol(&["run", "-p", "x", "-n", "1"], &["--ram", advice]), 0);
 }
 
 #[test]

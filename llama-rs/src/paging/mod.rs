@@ -15,15 +15,14 @@ use smol_engine::expert::{ExpertLayer, ExpertTensor, Packer, Pager};
 use smol_engine::io::{DirectFile, IoChoice, ReadAt};
 use smol_gguf::Metadata;
 
+use crate::context_builder::UBATCH_PAGED;
 use crate::error::{Error, Result};
 use crate::expert_pager::{ExpertPager, PoolBudget};
 use crate::experts::{RoutedExperts, RoutedTensor};
 use crate::ffi::kernels::RawLayout;
 use crate::ffi::pager::{self, PagedExperts, PagedTensor, Watcher, error_of};
 use crate::files::ModelFiles;
-use crate::ram::{
-    RamNeeds, RamPlan, context_estimate, default_n_ctx, process_reserve, usable_ram, vocab_len,
-};
+use crate::ram::{PlannedContext, RamNeeds, RamPlan, process_reserve, usable_ram, vocab_len};
 use pressure::Pressure;
 use watchers::{Prediction, Recorder, trace_error};
 
@@ -67,8 +66,8 @@ impl PagedModel {
 pub(crate) struct Limits {
     /// RAM for the process, if one was asked for.
     pub(crate) ram: Option<u64>,
-    /// Tokens of the context that it has to hold as well.
-    pub(crate) n_ctx: Option<u32>,
+    /// The context that it has to hold as well.
+    pub(crate) planned: PlannedContext,
 }
 
 /// Pages the experts of the model at `path` when upstream's code loads it, on this thread. `None`: it has none.
@@ -82,7 +81,7 @@ pub(crate) fn page_for_upstream(
     let Some(routed) = RoutedExperts::find(files.shards(), &metadata)? else { return Ok(None) };
     let pager = options.pager.clone().unwrap_or_default();
     let paging = Paging::new(&files, &metadata, &routed, pager.io)?;
-    let limits = Limits { ram: None, n_ctx: None };
+    let limits = Limits { ram: None, planned: PlannedContext::default() };
     let budget = paging.budget(Some(&pager), &limits)?.unwrap_or(u64::MAX);
     paging.start(&pager, budget, None)?.keep().map(Some)
 }
@@ -164,11 +163,14 @@ impl<'a> Paging<'a> {
             weights: self.files.len().saturating_sub(self.routed.bytes),
             experts: self.bytes(),
             pool_floor: pool.unwrap_or(floor),
-            n_ctx: limits.n_ctx.unwrap_or_else(|| default_n_ctx(self.metadata)),
+            n_ctx: limits.planned.n_ctx(self.metadata),
             process: process_reserve(vocab_len(self.metadata)),
         };
         let n_tensors = self.files.shards().tensors().count() as u64;
-        let plan = needs.plan(|n_ctx| context_estimate(self.metadata, n_tensors, n_ctx));
+        // Whether experts will be paged is what is to be found out: the larger of the two.
+        let estimate =
+            |n_ctx| limits.planned.estimate(self.metadata, n_tensors, n_ctx, UBATCH_PAGED);
+        let plan = needs.plan(estimate);
         match (plan, pool) {
             // Nobody has asked for anything: the model is mapped.
             (Err(_), _) if asked.is_none() && limits.ram.is_none() => Ok(None),

@@ -2,6 +2,7 @@
 
 use crate::failure::notice;
 use smol_engine::machine::Cpu;
+use smolmaxxing::ram::PlannedContext;
 use smolmaxxing::{CancelToken, Context, Model, Result};
 
 /// Settings of the context.
@@ -23,9 +24,9 @@ pub struct ComputeArgs {
 }
 
 impl ComputeArgs {
-    /// Returns the context in tokens that was asked for.
-    pub fn n_ctx(&self) -> Option<u32> {
-        self.ctx
+    /// Returns what is known of the context before the model is loaded.
+    pub fn planned(&self) -> PlannedContext {
+        PlannedContext { n_ctx: self.ctx, n_batch: self.batch, ..PlannedContext::default() }
     }
 
     /// Makes a context for the model with these settings; `cancel` stops its work.

@@ -70,11 +70,8 @@ where
 }
 
 impl PagerArgs {
-    /// Sets up loading of a model for a context of `n_ctx` tokens.
-    pub fn apply(&self, mut model: ModelBuilder, n_ctx: Option<u32>) -> ModelBuilder {
-        if let Some(n_ctx) = n_ctx {
-            model = model.planned_context(n_ctx);
-        }
+    /// Sets up loading of a model.
+    pub fn apply(&self, mut model: ModelBuilder) -> ModelBuilder {
         if let Some(ByteSize(ram)) = self.ram {
             model = model.ram(ram);
         }
@@ -136,11 +133,17 @@ impl PagerArgs {
 
     /// Says what to do about a model that does not fit into --ram.
     pub fn explain(&self, error: Error) -> anyhow::Error {
-        let (Some(ram), ErrorKind::OutOfMemory { .. }) = (self.ram, error.kind()) else {
+        let (Some(ram), &ErrorKind::OutOfMemory { needed, .. }) = (self.ram, error.kind()) else {
             return error.into();
         };
-        let failure = Failure::new(format!("the model does not fit into --ram {ram}"))
-            .advice("a smaller context is set with -c");
+        // Rounded up, and the program is not always of the same size.
+        let enough = needed.map(|needed| (needed >> 20) + 2).filter(|mib| *mib > ram.0 >> 20);
+        let advice = match enough {
+            Some(mib) => format!("--ram {mib}MiB would do; -c sets the size of the context"),
+            None => "-c sets the size of the context".to_owned(),
+        };
+        let failure =
+            Failure::new(format!("the model does not fit into --ram {ram}")).advice(advice);
         anyhow::Error::new(error).context(failure)
     }
 }

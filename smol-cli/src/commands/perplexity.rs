@@ -131,7 +131,8 @@ fn measure(
         one_by_one: args.pager.is_biased(),
     };
     let model = load_model(path, cancel, |model| {
-        pager.apply(model.layouts(args.layouts.options(global)), Some(options.n_ctx()))
+        let model = pager.apply(model.layouts(args.layouts.options(global)));
+        model.planned_context(options.planned())
     });
     let model = model.map_err(|error| pager.explain(error))?;
     let context = options.context(&model)?.threads(threads, threads).cancel(cancel);

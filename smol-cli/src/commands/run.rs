@@ -84,7 +84,8 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let start = Instant::now();
     let mut layouts = None;
     let model = load_model(&path, &cancel, |model| {
-        args.pager.apply(model.layouts(args.layouts.options(global)), args.compute.n_ctx())
+        let model = model.layouts(args.layouts.options(global));
+        args.pager.apply(model).planned_context(args.compute.planned())
     });
     let session = model.and_then(|model| {
         layouts = Some(LayoutReport::from(&model.layout_summary()));

@@ -12,6 +12,7 @@ use crate::progress;
 use anyhow::Result;
 use report::{Row, Samples};
 use smol_engine::machine::{Cpu, bytes_read_from_disk, peak_rss};
+use smolmaxxing::ram::PlannedContext;
 use smolmaxxing::{Batch, CancelToken, Context, Model, SeqId, Token};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -90,8 +91,9 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     interrupt::cancel_on_ctrl_c(&cancel)?;
     let start = Instant::now();
     let n_ctx = tests.iter().map(|test| test.tokens()).max();
+    let planned = PlannedContext { n_ctx, ..PlannedContext::default() };
     let model = load_model(&path, &cancel, |model| {
-        args.pager.apply(model.layouts(args.layouts.options(global)), n_ctx)
+        args.pager.apply(model.layouts(args.layouts.options(global))).planned_context(planned)
     });
     let model = model.map_err(|error| args.pager.explain(error))?;
     let load = start.elapsed();

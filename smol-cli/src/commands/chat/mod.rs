@@ -65,7 +65,8 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let cancel = CancelToken::new();
     let idle = interrupt::cancel_on_ctrl_c(&cancel)?;
     let model = load_model(&path, &cancel, |model| {
-        args.pager.apply(model.layouts(args.layouts.options(global)), args.compute.n_ctx())
+        let model = model.layouts(args.layouts.options(global));
+        args.pager.apply(model).planned_context(args.compute.planned())
     });
     let model = model.map_err(|error| args.pager.explain(error))?;
     let sampler = args.sampling.builder(bits_per_weight(&model)).build(&model)?;

@@ -90,7 +90,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     interrupt::cancel_on_ctrl_c(&cancel)?;
     let model = load_model(&path, &cancel, |model| {
         let model = model.layouts(args.layouts.options(global)).record_experts(&args.output);
-        args.compute.plan(args.pager.apply(model))
+        args.pager.apply(model).planned_context(args.compute.planned())
     });
     let model = model.map_err(|error| args.pager.explain(error))?;
     let context = args.compute.build(&model, &cancel).map_err(|error| args.pager.explain(error))?;
