@@ -164,8 +164,14 @@ def table(title, columns, rows):
 COLUMNS = ["run", "tokens/s", "MB a token", "missed", "wait, ms a token", "bound, tokens/s", "of the bound", "read ahead: useful, late, wasted"]
 
 
-def row(name, got, speed):
-    bound = speed / got["read"] if got["read"] else float("inf")
+def bound_of(state, got):
+    """Tokens/s if the disk read nothing but the experts that a token lacks, and all the time."""
+    lacking = (got["misses"] + got["useful"]) / got["tokens"] * state["expert_mb"]
+    return state["flash"] / lacking if lacking else float("inf")
+
+
+def row(name, got, state):
+    bound = bound_of(state, got)
     return [name, got["speed"], got["read"], f"{100 * got['rate']:.1f} %", got["wait"], bound,
             f"{100 * got['speed'] / bound:.0f} %", f"{got['useful']}, {got['late']}, {got['wasted']}"]
 
@@ -215,7 +221,7 @@ def part_pager(state):
             for ahead, speed in state.get("stock", {}).items():
                 if ahead == kilobytes:
                     say(f"{got['speed'] / speed:.1f} times stock")
-            return row(name, got, state["flash"])
+            return row(name, got, state)
         attempt(rows, name, measure)
     table(f"Pager in {options.limit / MIB:.0f} MiB, disk {state['flash']:.0f} MB/s", COLUMNS, rows)
 
@@ -224,7 +230,7 @@ def part_bias(state):
     rows = []
     for bias in ("0", "0.01", "0.03", "0.1", "0.3"):
         attempt(rows, f"--expert-bias {bias}", lambda: row(
-            f"--expert-bias {bias}", fenced(state, "--expert-bias", bias), state["flash"]))
+            f"--expert-bias {bias}", fenced(state, "--expert-bias", bias), state))
     table("Preference for experts in memory", COLUMNS, rows)
 
 
@@ -232,7 +238,7 @@ def part_prefetch(state):
     rows = []
     for when in ("off", "on", "auto"):
         attempt(rows, f"--prefetch {when}", lambda: row(
-            f"--prefetch {when}", fenced(state, "--prefetch", when), state["flash"]))
+            f"--prefetch {when}", fenced(state, "--prefetch", when), state))
     table("Reading ahead", COLUMNS, rows)
 
 
@@ -241,8 +247,8 @@ def part_pool(state):
     for slots in (8, 16, 24, 32, 48, 64, 80, 96):
         def measure():
             got = generation(state["prompt"], options.tokens, "--expert-pool", str(slots), disk=True)
-            points.append((slots, got["speed"], state["flash"] / got["read"] if got["read"] > 0.01 else None))
-            return row(f"--expert-pool {slots}", got, state["flash"])
+            points.append((slots, got["speed"], bound_of(state, got)))
+            return row(f"--expert-pool {slots}", got, state)
         attempt(rows, f"--expert-pool {slots}", measure)
     table("Size of the pool, experts of each layer", COLUMNS, rows)
     if len(points) > 1:
@@ -328,7 +334,7 @@ def plot(points, state):
         parts.append(f'<path d="M{left} {y(speed):.1f}H{width - 16}" stroke="#ddd"/>' + text(left - 6, y(speed) + 4, speed, "end"))
     for slots, _, _ in points:
         parts.append(text(x(slots), height - bottom + 16, slots))
-    bound = [(slots, limit) for slots, _, limit in points if limit and limit <= highest]
+    bound = [(slots, limit) for slots, _, limit in points if limit <= highest]
     parts.append(f'<polyline points="{line(bound)}" fill="none" stroke="#b44" stroke-dasharray="5 4" stroke-width="1.5"/>')
     parts.append(f'<polyline points="{line([(a, b) for a, b, _ in points])}" fill="none" stroke="#26a" stroke-width="2"/>')
     parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3" fill="#26a"/>' for a, b, _ in points]
@@ -338,15 +344,17 @@ def plot(points, state):
 
 
 def experts():
-    """MB of all experts, and the number of layers that have any, as `smol inspect` lists them."""
+    """MB of all experts, the number of layers that have any, and that of experts, as `smol inspect` lists them."""
     out = run([options.smol, "inspect", options.model, "--json"], cold=False)[0]
     tensors = [tensor for tensor in json.loads(out)["tensors"] if "_exps." in tensor["name"]]
-    return sum(tensor["bytes"] for tensor in tensors) / 1e6, sum("ffn_down_exps" in tensor["name"] for tensor in tensors)
+    down = [tensor["shape"][2] for tensor in tensors if "ffn_down_exps" in tensor["name"]]
+    return sum(tensor["bytes"] for tensor in tensors) / 1e6, len(down), sum(down)
 
 
 def main():
-    megabytes, layers = experts()
-    state = {"prompt": prompt_file("prompt.txt", 15000, 900), "experts_mb": megabytes, "layers": layers, "flash": flash()}
+    megabytes, layers, count = experts()
+    state = {"prompt": prompt_file("prompt.txt", 15000, 900), "experts_mb": megabytes, "layers": layers,
+             "expert_mb": megabytes / count, "flash": flash()}
     print(f"{os.path.basename(options.model)}: {os.stat(options.model).st_size / 1e6:.0f} MB, {megabytes:.0f} MB of them experts "
           f"in {layers} layers; {options.threads} threads; sampled text, temperature 0.8, seed {SEED}; "
           f"disk {state['flash']:.0f} MB/s", flush=True)

@@ -36,6 +36,8 @@ pub struct Governor {
     limit: f64,
     /// The last window in which it was on cost more.
     doubt: bool,
+    /// A batch has begun: what is counted until the next token is its own.
+    in_batch: bool,
     switches: u64,
 }
 
@@ -55,6 +57,9 @@ enum Phase {
 const WINDOW: u32 = 16;
 /// Tokens of a trial.
 const TRIAL: u32 = 2 * WINDOW;
+/// Tokens after which a trial ends early if a token waits so many times as long as without.
+const EARLY: u32 = WINDOW / 2;
+const HOPELESS: f64 = 1.25;
 /// Tokens of the first pause, and of the longest.
 const PAUSES: (u32, u32) = (64, 2048);
 /// Tokens after which the comparison is made again.
@@ -79,6 +84,7 @@ impl Governor {
             pause: PAUSES.0,
             limit: 1.0,
             doubt: false,
+            in_batch: false,
             switches: 0,
         }
     }
@@ -93,8 +99,13 @@ impl Governor {
         self.switches
     }
 
-    /// Takes note of a token that has been computed, and returns [`is_on`](Self::is_on).
+    /// Takes note that a token begins, and the one before it is over, and returns
+    /// [`is_on`](Self::is_on).
     pub fn token(&mut self, now: &PrefetchCounts) -> bool {
+        if std::mem::take(&mut self.in_batch) {
+            self.restart(now);
+            return self.is_on();
+        }
         self.tokens += 1;
         self.left = self.left.saturating_sub(1);
         match self.phase {
@@ -115,7 +126,8 @@ impl Governor {
                 let without = self.without;
                 // Waits of all tokens of the trial with which it could not pass any more.
                 let most = CLEAR.1 * without * f64::from(TRIAL) + window.read;
-                if window.wait * f64::from(self.tokens) > most {
+                let is_hopeless = self.tokens >= EARLY && window.wait > HOPELESS * without;
+                if is_hopeless || window.wait * f64::from(self.tokens) > most {
                     self.fail(now);
                 } else if self.left == 0 {
                     if window.wait <= CLEAR.0 * without || window.cost <= window.gain {
@@ -146,13 +158,14 @@ impl Governor {
         self.is_on()
     }
 
-    /// Takes note of a batch, for instance a prompt: it waits for other reasons than a token, so
-    /// what was counted is forgotten and the phase begins again.
+    /// Takes note that a batch begins, for instance a prompt: it waits for other reasons than a
+    /// token, so what is counted until its end is forgotten and the phase begins again.
     pub fn batch(&mut self, now: &PrefetchCounts) {
         self.left += match self.phase {
             Phase::Measure | Phase::Trial => self.tokens,
             Phase::Pause | Phase::On => 0,
         };
+        self.in_batch = true;
         self.restart(now);
     }
 

@@ -181,6 +181,32 @@ fn a_batch_is_no_token() {
 }
 
 #[test]
+fn what_a_batch_waits_is_no_measure_of_tokens() {
+    for seed in 0..20 {
+        let mut flash = Flash::new(SATURATED, seed);
+        let mut governor = Governor::new(flash.counts);
+        // It is told of when it begins, and waits after that.
+        governor.batch(&flash.counts);
+        flash.counts.wait += Duration::from_secs(20);
+        governor.token(&flash.counts);
+        let history = run(&mut flash, &mut governor, 64);
+        assert!(history[48..].iter().all(|on| !on), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_hopeless_trial_is_short() {
+    let hopeless = Setting { recall: 0.1, wrong: 6.0, shared: true, ..SATURATED };
+    assert!(fixed(hopeless, 1, 500, true) > 1.4 * fixed(hopeless, 1, 500, false));
+    for seed in 0..20 {
+        let mut flash = Flash::new(hopeless, seed);
+        let mut governor = Governor::new(flash.counts);
+        let history = run(&mut flash, &mut governor, 64);
+        assert!(tokens_on(&history) <= 12, "seed {seed}: {}", tokens_on(&history));
+    }
+}
+
+#[test]
 fn counts_that_go_back_do_no_harm() {
     let mut governor = Governor::new(PrefetchCounts { useful: 100, ..PrefetchCounts::default() });
     for _ in 0..5000 {
