@@ -98,8 +98,8 @@ pub struct PrefetchCounts {
     pub reads: u64,
     /// Time that these reads took, summed; not the time they were queued.
     pub read_time: Duration,
-    /// Time that reads of chosen experts were queued while predicted ones had the readers,
-    /// summed over those reads.
+    /// Time that the computation stood still while predicted experts were read, summed over
+    /// those reads: they may have kept it from what it needed.
     pub behind: Duration,
     /// Time that the computation stood still for experts.
     pub wait: Duration,

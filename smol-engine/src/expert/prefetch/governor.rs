@@ -13,8 +13,8 @@ use super::PrefetchCounts;
 /// on for a trial. It stays on after that
 ///
 /// - if a token waits less than without, or
-/// - if it waits about as long, and the time that predictions saved is more than the time they
-///   made other reads wait.
+/// - if it waits about as long, and the time that predictions saved is more than what it waited
+///   while they were read.
 ///
 /// The balance of time saved and lost is watched from then on, and the comparison is made again
 /// now and then. After a failure the next trial comes after a pause, twice as long each time.

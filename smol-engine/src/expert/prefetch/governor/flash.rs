@@ -40,18 +40,17 @@ struct Early {
     done: f64,
 }
 
-struct Reader {
-    free: f64,
-    predicted: bool,
-}
-
 pub(super) struct Flash {
     setting: Setting,
     pub counts: PrefetchCounts,
     /// Simulated time since the start.
     pub time: f64,
     passed: usize,
-    readers: Vec<Reader>,
+    /// When each reader is free.
+    readers: Vec<f64>,
+    /// The last time that the computation stood still, and predicted reads until then.
+    stood: (f64, f64),
+    reading_ahead: Vec<(f64, f64)>,
     queue: VecDeque<Queued>,
     early: Vec<Early>,
     /// Misses of the layers to come, and how many of them are predicted.
@@ -63,14 +62,14 @@ pub(super) struct Flash {
 
 impl Flash {
     pub(super) fn new(setting: Setting, seed: u64) -> Self {
-        let readers =
-            (0..setting.readers).map(|_| Reader { free: 0.0, predicted: false }).collect();
         Self {
             setting,
             counts: PrefetchCounts::default(),
             time: 0.0,
             passed: 0,
-            readers,
+            readers: vec![0.0; setting.readers],
+            stood: (0.0, 0.0),
+            reading_ahead: Vec::new(),
             queue: VecDeque::new(),
             early: Vec::new(),
             needs: VecDeque::new(),
@@ -124,20 +123,25 @@ impl Flash {
         let repaid = self.debt.floor();
         self.debt -= repaid;
         for _ in 0..needed + repaid as usize {
-            let now = self.time;
             let reader = self.next_reader();
-            let begins = self.readers[reader].free.max(now);
-            if self.readers[reader].predicted {
-                self.counts.behind += milliseconds(begins - now);
-            }
-            until = until.max(self.start(reader, begins, false));
+            let begins = self.readers[reader].max(self.time);
+            until = until.max(self.start(reader, begins));
         }
-        self.counts.wait += milliseconds(until - self.time);
-        self.time = until;
+        self.stand_still(until);
         if prefetch {
             self.predict(layer + 1);
         }
         self.time += self.setting.compute;
+    }
+
+    fn stand_still(&mut self, until: f64) {
+        self.stood = (self.time, until);
+        self.counts.wait += milliseconds(until - self.time);
+        for read in &self.reading_ahead {
+            self.counts.behind += overlap(*read, self.stood);
+        }
+        self.reading_ahead.retain(|read| read.1 > until);
+        self.time = until;
     }
 
     /// Draws what a layer will need.
@@ -161,29 +165,32 @@ impl Flash {
     fn advance(&mut self) {
         while let Some(queued) = self.queue.front() {
             let reader = self.next_reader();
-            let begins = self.readers[reader].free.max(queued.since);
+            let begins = self.readers[reader].max(queued.since);
             if begins >= self.time {
                 break;
             }
             let Some(queued) = self.queue.pop_front() else { break };
-            let done = self.start(reader, begins, true);
+            let done = self.start(reader, begins);
+            // It may have begun while the computation stood still.
+            self.counts.behind += overlap((begins, done), self.stood);
+            self.reading_ahead.push((begins, done));
             self.early.push(Early { layer: queued.layer, right: queued.right, done });
         }
     }
 
-    fn start(&mut self, reader: usize, begins: f64, predicted: bool) -> f64 {
-        let busy = self.readers.iter().filter(|r| r.free > begins).count();
+    fn start(&mut self, reader: usize, begins: f64) -> f64 {
+        let busy = self.readers.iter().filter(|free| **free > begins).count();
         let slowed = if self.setting.shared { 1.0 + busy as f64 } else { 1.0 };
         let read = self.setting.read * slowed;
         self.counts.reads += 1;
         self.counts.read_time += milliseconds(read);
-        self.readers[reader] = Reader { free: begins + read, predicted };
+        self.readers[reader] = begins + read;
         begins + read
     }
 
     fn next_reader(&self) -> usize {
         (0..self.readers.len())
-            .min_by(|a, b| self.readers[*a].free.total_cmp(&self.readers[*b].free))
+            .min_by(|a, b| self.readers[*a].total_cmp(&self.readers[*b]))
             .unwrap_or_default()
     }
 
@@ -198,6 +205,10 @@ impl Flash {
             self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(0xda3e_39cb_94b9_5bdb);
         (self.random >> 11) as f64 / (1u64 << 53) as f64
     }
+}
+
+fn overlap(a: (f64, f64), b: (f64, f64)) -> Duration {
+    milliseconds(a.1.min(b.1) - a.0.max(b.0))
 }
 
 fn milliseconds(time: f64) -> Duration {
