@@ -22,7 +22,7 @@ impl Watcher for Prediction {
 
 /// Writes a trace.
 pub(super) struct Recorder {
-    writer: TraceWriter,
+    writer: Arc<TraceWriter>,
     pager: Arc<Pager>,
     /// What all graphs so far have waited.
     waited: Mutex<Duration>,
@@ -39,6 +39,11 @@ impl Recorder {
             TraceHeader { model: model.to_owned(), layers: layers.iter().map(of).collect() };
         let writer =
             TraceWriter::create(path, &header).map_err(|error| trace_error(error, path))?;
+        let writer = Arc::new(writer);
+        let reads = Arc::clone(&writer);
+        pager.watch_reads(move |read| {
+            reads.read(read.layer, read.expert, read.started, read.took, read.bytes);
+        });
         Ok(Self { writer, pager, waited: Mutex::default() })
     }
 }

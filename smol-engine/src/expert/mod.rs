@@ -20,6 +20,7 @@ pub mod simulate;
 mod state;
 mod statistics;
 pub mod trace;
+mod watch;
 
 pub use config::{ExpertLayer, ExpertTensor, Packer, PagerConfig};
 pub use error::{Error, Result};
@@ -28,3 +29,4 @@ pub use policy::Policy;
 pub use run::Stop;
 pub use scope::Scope;
 pub use statistics::PagerStatistics;
+pub use watch::ReadDone;

@@ -6,6 +6,7 @@ use super::prefetch::PrefetchCounts;
 use super::residency::Residency;
 use super::run::Stop;
 use super::state::{Job, Poll, State};
+use super::watch::{ReadDone, ReadWatch};
 use super::{Error, PagerStatistics, Result};
 use crate::io::arena::{self, Region};
 use crate::io::readers::{self, Readers, WatchedFile};
@@ -91,6 +92,7 @@ struct Shared {
     work: Condvar,
     /// An expert has come, or a run is over.
     came: Condvar,
+    watch: ReadWatch,
 }
 
 struct Locked {
@@ -170,6 +172,7 @@ impl Pager {
             locked: Mutex::new(Locked { state, idle: 0, waiting: 0, over: false }),
             work: Condvar::new(),
             came: Condvar::new(),
+            watch: ReadWatch::default(),
         });
         let bodies = buffers.into_iter().map(|mut buffers| {
             let shared = Arc::clone(&shared);
@@ -187,6 +190,12 @@ impl Pager {
     /// Returns the layers, as they were given.
     pub fn layers(&self) -> &[ExpertLayer] {
         &self.shared.layers
+    }
+
+    /// Lets `watch` be called after each read that came to something, by the thread that read:
+    /// it has to be quick. Returns whether there was nobody who watched; the first one stays.
+    pub fn watch_reads(&self, watch: impl Fn(&ReadDone) + Send + Sync + 'static) -> bool {
+        self.shared.watch.set(watch)
     }
 
     /// Starts to read those of a layer's experts that the router chose for `run`, and holds
@@ -544,7 +553,11 @@ impl Shared {
             };
             let (started, waited) = (Instant::now(), locked.state.waited_ns());
             self.unlock(locked);
-            let result = catch_unwind(AssertUnwindSafe(|| self.load(&mut job, buffers)));
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                let bytes = self.load(&mut job, buffers)?;
+                self.watch.tell(job.name.layer as usize, job.name.expert, started, bytes);
+                Ok(bytes)
+            }));
             let result = result.unwrap_or_else(|_| {
                 let layer = &self.layers[job.name.layer as usize];
                 let tensor = layer.tensors[job.tensor as usize].name.clone();

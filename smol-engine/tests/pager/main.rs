@@ -5,4 +5,6 @@ mod faults;
 mod fixture;
 mod limits;
 mod prediction;
+mod simulated;
 mod stop;
+mod watched;
