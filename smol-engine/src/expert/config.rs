@@ -75,7 +75,8 @@ pub struct PagerConfig {
     pub readers: usize,
     /// How [`Pager::open`](super::Pager::open) opens files.
     pub io: IoChoice,
-    /// Whether each read is done twice and compared.
+    /// Whether each read is done twice and compared. Through the page cache both reads find the
+    /// same bytes there, so that only faults of this machine's memory are noticed.
     pub verify: bool,
 }
 

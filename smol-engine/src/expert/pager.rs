@@ -2,7 +2,7 @@
 
 use super::config::{ExpertLayer, ExpertTensor, PagerConfig};
 use super::plan::Plan;
-use super::prefetch::PrefetchCounts;
+use super::prefetch::{PrefetchCounts, WarmExpert};
 use super::residency::Residency;
 use super::run::Stop;
 use super::state::{Job, Poll, State};
@@ -218,6 +218,15 @@ impl Pager {
         self.shared.with(|state| state.predict(layer, experts));
     }
 
+    /// Reads experts into slots that are free, the first of the list first, when there is nothing
+    /// else to read; for the start ([`warm_list`](super::prefetch::warm_list)).
+    ///
+    /// What finds no free slot in its pool is left out, as is what does not exist. Nothing waits
+    /// here. These reads count neither as predictions nor as misses.
+    pub fn warm(&self, list: &[WarmExpert]) {
+        self.shared.with(|state| state.warm(list.iter().map(|warm| (warm.layer, warm.expert))));
+    }
+
     /// Begins a product with one tensor of a layer's experts for `run`; `uses` are the rows of
     /// the batch that each expert computes.
     ///
@@ -239,7 +248,8 @@ impl Pager {
     }
 
     /// Waits for an expert, by its index in [`begin`](Self::begin)'s, and returns its weights:
-    /// [`ExpertTensor::bytes`] bytes that stay where they are until [`done`](Self::done).
+    /// [`ExpertTensor::bytes`] bytes that stay where they are until [`done`](Self::done), or the
+    /// pager is dropped.
     ///
     /// Packed weights start at a multiple of 64 bytes, others at the same remainder of 64 as in
     /// the file where that is read past the page cache.
@@ -603,3 +613,6 @@ impl Shared {
 fn offset(tensor: &ExpertTensor, expert: u32) -> u64 {
     tensor.offset + u64::from(expert) * tensor.stride
 }
+
+#[cfg(test)]
+mod tests;

@@ -182,11 +182,33 @@ impl<R> Pool<R> {
             let victim = self.ranking.victim(may_go)?;
             self.vacate(self.map[victim as usize]?, queue);
         }
+        let number = self.fill(name, urgency, epoch, queue)?;
+        self.slots[number as usize].ahead = ahead;
+        self.ahead += usize::from(ahead);
+        Some(number)
+    }
+
+    /// Gives an expert a free slot, if there is one, and queues the reads of all its tensors after
+    /// all that is needed or predicted, in this `order`. It counts as chosen. Returns whether it
+    /// has a slot.
+    pub(super) fn warm(&mut self, name: Name, order: u32, queue: &mut Queue<Target>) -> bool {
+        debug_assert_eq!(self.map[name.key as usize], None);
+        let epoch = u64::MAX - u64::from(u32::MAX - order);
+        self.committed <= self.capacity
+            && self.fill(name, Urgency::Predicted, epoch, queue).is_some()
+    }
+
+    /// Puts an expert into a free slot.
+    fn fill(
+        &mut self,
+        name: Name,
+        urgency: Urgency,
+        epoch: u64,
+        queue: &mut Queue<Target>,
+    ) -> Option<u32> {
         let number = self.free.pop()?;
         let slot = &mut self.slots[number as usize];
         slot.name = Some(name);
-        slot.ahead = ahead;
-        self.ahead += usize::from(ahead);
         self.map[name.key as usize] = Some(number);
         self.ranking.insert(name.key);
         for tensor in 0..self.tensors {

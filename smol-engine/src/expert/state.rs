@@ -277,6 +277,25 @@ impl<R> State<R> {
         }
     }
 
+    /// Reads experts of some layers into free slots, in this order, when there is nothing else to
+    /// read.
+    pub(super) fn warm(&mut self, experts: impl IntoIterator<Item = (usize, u32)>) {
+        if self.broken.is_some() {
+            return;
+        }
+        for (order, (layer, expert)) in (0..).zip(experts) {
+            if self.wrong(layer, 0, &[expert]).is_some() {
+                continue;
+            }
+            let name = self.name(layer, expert);
+            let plan = &self.plan.layers[layer];
+            let pool = &mut self.pools[plan.pool];
+            if pool.find(name.key).is_none() && pool.warm(name, order, &mut self.queue) {
+                self.wake.reads += plan.tensors;
+            }
+        }
+    }
+
     /// Gives up what was predicted for a layer and has not come, except for some experts.
     fn cancel_predictions(&mut self, layer: usize, except: &[u32]) {
         let plan = &self.plan.layers[layer];
@@ -616,5 +635,6 @@ impl<R> State<R> {
     }
 }
 
-#[cfg(test)]
+// Too many states for Miri, which the code that it walks through has no unsafe blocks for.
+#[cfg(all(test, not(miri)))]
 mod model;

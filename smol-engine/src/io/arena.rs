@@ -93,6 +93,11 @@ mod memory {
     use super::{NonNull, io};
     use std::sync::OnceLock;
 
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+    const NO_RESERVE: libc::c_int = libc::MAP_NORESERVE;
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+    const NO_RESERVE: libc::c_int = 0;
+
     #[derive(Debug)]
     pub(super) struct Block {
         base: NonNull<u8>,
@@ -103,7 +108,7 @@ mod memory {
         pub(super) fn new(len: usize, _alignment: usize) -> io::Result<Self> {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             // Memory is taken page by page as experts come; until then none is set aside.
-            let kind = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
+            let kind = libc::MAP_PRIVATE | libc::MAP_ANON | NO_RESERVE;
             // SAFETY: a new anonymous mapping at an address of the kernel's choice touches
             // nothing that exists.
             let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, -1, 0) };

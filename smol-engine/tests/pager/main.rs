@@ -7,4 +7,5 @@ mod limits;
 mod prediction;
 mod simulated;
 mod stop;
+mod warm;
 mod watched;
