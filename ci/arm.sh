@@ -115,7 +115,7 @@ say "tests"
 variable=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<< $target)
 # Those that depend on how fast a machine is, or are too slow under qemu, run on real machines only.
 tests=(--release --target $target -p ggml-sys -p smol-engine -p llama-rs --features llama-rs/tools,llama-rs/multi-level)
-quick=(--lib --test registry --test thread_stack --test kernels --test observe --test worker --test sampler_upstream)
+quick=(--lib --test registry --test one_row --test thread_stack --test kernels --test observe --test worker --test sampler_upstream)
 for cpu in $cpus; do
     say "tests on $cpu"
     export "${variable}_RUNNER=/usr/bin/qemu-aarch64-static -cpu $cpu"

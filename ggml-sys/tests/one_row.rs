@@ -232,6 +232,7 @@ fn activations(nodes: &Nodes, shape: [usize; 3]) -> Node {
 fn products(nodes: &mut Nodes) {
     const COLUMNS: usize = 512;
     const ROWS: usize = 137;
+    // Those whose quantizer need not sort a table for seconds first.
     let types = [
         sys::GGML_TYPE_F32,
         sys::GGML_TYPE_F16,
@@ -251,9 +252,6 @@ fn products(nodes: &mut Nodes) {
         sys::GGML_TYPE_Q6_K,
         sys::GGML_TYPE_TQ1_0,
         sys::GGML_TYPE_TQ2_0,
-        sys::GGML_TYPE_IQ3_XXS,
-        sys::GGML_TYPE_IQ3_S,
-        sys::GGML_TYPE_IQ2_S,
         sys::GGML_TYPE_IQ4_NL,
         sys::GGML_TYPE_IQ4_XS,
     ];
@@ -283,7 +281,7 @@ fn products(nodes: &mut Nodes) {
         {
             let name = format!("product of type {ty}, {matrices} matrices, activations {shape:?}");
             nodes.add(name, |g| {
-                let weights = weights(g, [COLUMNS, 70, matrices]);
+                let weights = weights(g, [COLUMNS, 60, matrices]);
                 g.call(sys::ggml_mul_mat, weights, activations(g, shape))
             });
         }
