@@ -34,11 +34,19 @@ impl Pager {
         config: &PagerConfig,
         slots: u32,
     ) -> Result<u64> {
-        let plan = Plan::new(files, layers, &PagerConfig { budget: u64::MAX, ..config.clone() })?;
-        let of_pool = |pool: &super::plan::PoolPlan| {
-            let slots = u64::from(slots).saturating_mul(pool.layers);
-            usize::try_from(slots).unwrap_or(pool.keys).clamp(pool.floor, pool.keys)
-        };
-        Ok(plan.bytes(plan.pools.iter().map(of_pool)))
+        // A smaller budget has smaller buffers beside the slots: until that settles.
+        let mut budget = u64::MAX;
+        loop {
+            let plan = Plan::new(files, layers, &PagerConfig { budget, ..config.clone() })?;
+            let of_pool = |pool: &super::plan::PoolPlan| {
+                let slots = u64::from(slots).saturating_mul(pool.layers);
+                usize::try_from(slots).unwrap_or(pool.keys).clamp(pool.floor, pool.keys)
+            };
+            let bytes = plan.bytes(plan.pools.iter().map(of_pool));
+            if bytes >= budget {
+                return Ok(budget);
+            }
+            budget = bytes;
+        }
     }
 }

@@ -110,3 +110,22 @@ fn hits_and_misses_of_a_trace() {
         }
     }
 }
+
+#[test]
+fn slots_that_are_asked_for_are_given() {
+    for packed in [false, true] {
+        let shape = Shape { layers: 3, experts: 16, used: 2, packed };
+        let (layers, len) = shape.layers();
+        for (readers, scope) in [(0, Scope::Layer), (1, Scope::Global), (9, Scope::Layer)] {
+            for slots in 1..=17 {
+                let file = || vec![Fake::new(len, 512) as Arc<dyn ReadAt>];
+                let config = PagerConfig { readers, scope, ..PagerConfig::default() };
+                let budget = Pager::budget_of_slots(&file(), &layers, &config, slots).unwrap();
+                let pager = Pager::new(file(), layers.clone(), &PagerConfig { budget, ..config });
+                let given = pager.unwrap().statistics().slots;
+                let least = if scope == Scope::Layer { 3 * 2 } else { 2 * 2 };
+                assert_eq!(given, (3 * u64::from(slots)).clamp(least, 48), "{readers} readers");
+            }
+        }
+    }
+}

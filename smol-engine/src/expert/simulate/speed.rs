@@ -1,7 +1,7 @@
 //! From bytes to tokens a second.
 
 use super::Tally;
-use crate::expert::trace::Trace;
+use crate::expert::trace::{Graph, Trace};
 use std::time::Duration;
 
 /// How fast a machine reads and computes.
@@ -42,11 +42,17 @@ pub fn recorded_flash(trace: &Trace) -> Option<f64> {
     (!busy.is_zero()).then(|| bytes / busy.as_secs_f64())
 }
 
-/// Returns the seconds that a trace's tokens took besides waiting for reads: the median of graphs
-/// of one token. `None` if there are none with times.
+/// Returns the seconds that a token of a trace took besides waiting for reads: the median of the
+/// times from the end of one graph of one token to the end of the next. `None` if there are no
+/// such graphs with times.
 pub fn recorded_compute(trace: &Trace) -> Option<f64> {
-    let single = trace.graphs.iter().filter(|graph| graph.tokens() == 1 && !graph.took.is_zero());
-    let mut times: Vec<_> = single.map(|graph| graph.took.saturating_sub(graph.waited)).collect();
+    let pairs = trace.graphs.windows(2).map(|pair| (&pair[0], &pair[1]));
+    let single = pairs.filter(|(before, now)| before.tokens() == 1 && now.tokens() == 1);
+    let timed = single.filter(|(_, now)| !now.took.is_zero());
+    let end = |graph: &Graph| graph.started.saturating_add(graph.took);
+    let mut times: Vec<_> = timed
+        .map(|(before, now)| end(now).saturating_sub(end(before)).saturating_sub(now.waited))
+        .collect();
     let middle = times.len() / 2;
     (!times.is_empty()).then(|| times.select_nth_unstable(middle).1.as_secs_f64())
 }

@@ -376,10 +376,16 @@ fn recorded_times_say_how_fast_the_machine_was() {
     trace.graphs[0].reads = vec![read(5, 15), read(0, 10)];
     trace.graphs[2].reads = vec![read(30, 10)];
     assert!((recorded_flash(&trace).unwrap() - 100e6).abs() < 1.0);
-    for (graph, (took, waited)) in trace.graphs.iter_mut().zip([(50, 10), (90, 80), (70, 0)]) {
-        (graph.took, graph.waited) = (ms(took), ms(waited));
+    // Ends at 50, 150, 240 and 1000 ms, of which 10, 60, 50 and 0 were spent waiting.
+    let mut trace = single(3, &[0, 1, 2, 0]);
+    let times = [(10, 40, 10), (70, 80, 60), (200, 40, 50), (970, 30, 0)];
+    for (graph, (started, took, waited)) in trace.graphs.iter_mut().zip(times) {
+        (graph.started, graph.took, graph.waited) = (ms(started), ms(took), ms(waited));
     }
+    // 40, 40 and 760 besides.
     assert_eq!(recorded_compute(&trace), Some(0.04));
+    trace.graphs.truncate(1);
+    assert_eq!(recorded_compute(&trace), None);
 }
 
 #[test]
