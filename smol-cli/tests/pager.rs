@@ -288,3 +288,25 @@ fn recording_nothing_is_refused() {
     std::fs::write(&empty, "").unwrap();
     assert!(refused(&["--text", &empty], 2).contains("empty.txt is empty"));
 }
+
+/// What a run misses is what the simulation of its trace misses.
+#[test]
+fn the_simulation_misses_what_the_run_missed() {
+    let mixture = Mixture::new();
+    let (trace, text) = (mixture.file("a.trace"), mixture.file("text.txt"));
+    for (policy, scope) in [("lru", "layer"), ("decayed", "global"), ("slru", "layer")] {
+        let pager = ["--prefetch", "off", "--expert-policy", policy, "--expert-scope", scope];
+        let text = ["-o", &trace, "--text", &text, "-n", "80", "-c", "32", "--expert-pool", "5"];
+        let run = mixture.json(&["trace", "record"], &[&text[..], &pager].concat());
+        let args = ["--pool", "5", "--policy", policy, "--scope", scope, "--json"];
+        let mut smol = smol(mixture.bench.folder.path());
+        let (json, _) = output(smol.args(["trace", "sim", &trace]).args(args), 0);
+        let sim: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(sim["generated_tokens"], 80);
+        for count in ["hits", "misses"] {
+            assert_eq!(sim["results"][0][count], run["pager"][count], "{policy} {scope}: {count}");
+        }
+        // The recorded reads and times give the speeds.
+        assert!(sim["results"][0]["tokens_s"].as_f64().unwrap() > 0.0, "{sim}");
+    }
+}
