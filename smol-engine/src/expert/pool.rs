@@ -388,7 +388,7 @@ impl<R> Pool<R> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 impl<R: std::fmt::Debug> Pool<R> {
     /// Checks what must be true whenever no thread is inside.
     pub(super) fn check(&self, queue: &Queue<Target>) {

@@ -4,16 +4,15 @@ use crate::fixture::{Fake, Random, Shape, check};
 use smol_engine::expert::{Pager, PagerConfig, Policy, Scope};
 use smol_engine::io::{DirectFile, IoChoice};
 use std::io::Write as _;
-use std::sync::Arc;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier, Mutex};
 
 /// Computes `graphs` graphs with random experts by `threads` threads.
 fn run(pager: &Pager, data: &[u8], run: usize, graphs: usize, threads: usize) {
-    let barrier = Barrier::new(threads);
+    let (barrier, shared_order) = (Barrier::new(threads), Mutex::new(Vec::new()));
     let layers = pager.layers();
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            let barrier = &barrier;
+            let (barrier, shared_order) = (&barrier, &shared_order);
             scope.spawn(move || {
                 // All threads of a run draw the same numbers.
                 let mut random = Random(run as u64 * 977 + 13);
@@ -40,18 +39,17 @@ fn run(pager: &Pager, data: &[u8], run: usize, graphs: usize, threads: usize) {
                             }
                         }
                         for tensor in 0..layer.tensors.len() {
+                            // One order for all threads of the run.
                             if thread == 0 {
                                 pager.begin(run, number, tensor, &experts, &vec![1; count]);
-                            }
-                            barrier.wait();
-                            let mut order: Vec<u32> = (0..count as u32).collect();
-                            if !in_order {
-                                // One order for all threads: taken while nobody is waiting.
-                                if thread == 0 {
+                                let mut order: Vec<u32> = (0..count as u32).collect();
+                                if !in_order {
                                     pager.order(run, &mut order);
                                 }
-                                order = share(barrier, thread, order);
+                                *shared_order.lock().unwrap() = order;
                             }
+                            barrier.wait();
+                            let order = shared_order.lock().unwrap().clone();
                             for index in order {
                                 let expert = experts[index as usize];
                                 let at = (run, number, tensor);
@@ -71,22 +69,6 @@ fn run(pager: &Pager, data: &[u8], run: usize, graphs: usize, threads: usize) {
             });
         }
     });
-}
-
-/// Hands the first thread's order to the others. The experts are shared by few enough runs that
-/// a table for each thread's barrier will do.
-fn share(barrier: &Barrier, thread: usize, order: Vec<u32>) -> Vec<u32> {
-    use std::collections::HashMap;
-    use std::sync::Mutex;
-    static ORDERS: Mutex<Option<HashMap<usize, Vec<u32>>>> = Mutex::new(None);
-    let key = std::ptr::from_ref(barrier).addr();
-    if thread == 0 {
-        ORDERS.lock().unwrap().get_or_insert_default().insert(key, order);
-    }
-    barrier.wait();
-    let order = ORDERS.lock().unwrap().as_ref().unwrap()[&key].clone();
-    barrier.wait();
-    order
 }
 
 fn runs(pager: &Pager, data: &[u8], runs: usize, graphs: usize, threads: usize) {
@@ -133,6 +115,18 @@ fn four_runs_of_three_threads_verified() {
     let (pager, file) = shape.pager(&config, 64);
     runs(&pager, &file.data, 4, 40, 3);
     assert!(file.bytes.load(std::sync::atomic::Ordering::SeqCst) > pager.statistics().bytes_read);
+}
+
+#[test]
+fn thousands_of_evictions() {
+    let shape = Shape { layers: 2, experts: 16, used: 2, packed: false };
+    for scope in Scope::ALL {
+        let config = PagerConfig { scope, ..PagerConfig::default() };
+        let config = PagerConfig { budget: shape.floor(&config, 64), ..config };
+        let (pager, file) = shape.pager(&config, 64);
+        run(&pager, &file.data, 1, 1000, 1);
+        assert!(pager.statistics().misses > 3000, "{:?}", pager.statistics());
+    }
 }
 
 #[test]

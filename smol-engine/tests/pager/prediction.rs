@@ -39,6 +39,7 @@ fn what_is_chosen_before_it_comes_is_promoted() {
     pager.predict(1, &[2, 5]);
     pager.predict(2, &[1]);
     pager.want(1, 1, &[5]);
+    pager.begin(1, 1, 0, &[5], &[1]);
     file.open_gate();
     assert!(layer(&pager, &file.data, 1, 1, &[5]));
     pager.end(1).unwrap();
