@@ -192,9 +192,7 @@ impl<'a> Paging<'a> {
         let warm = options.warm.as_deref().map(|path| self.warm_list(path)).transpose()?;
         let config = options.config(budget);
         let pager = Pager::new(self.opened, self.layers, &config).map_err(error_of)?;
-        for expert in warm.iter().flatten() {
-            pager.predict(expert.layer, &[expert.expert]);
-        }
+        pager.warm(warm.as_deref().unwrap_or_default());
         let bias = options.cache_bias();
         let mut watchers: Vec<Arc<dyn Watcher>> = Vec::new();
         if options.prefetch != Prefetch::Off {
