@@ -94,7 +94,7 @@ fn takes_no_slot_from_others() {
 #[test]
 fn can_be_dropped_with_reads_left() {
     let (pager, file) = one_reader();
-    file.set_delay(std::time::Duration::from_millis(5));
+    file.set_delay(std::time::Duration::from_millis(50));
     pager.warm(&all(&pager));
     drop(pager);
     assert!(file.reads.load(Ordering::SeqCst) < 10);
