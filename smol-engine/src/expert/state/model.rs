@@ -22,6 +22,7 @@ enum Step {
     Done(usize),
     End,
     Predict(usize, &'static [u32]),
+    Warm(usize, &'static [u32]),
     /// Slots of each pool.
     Resize(&'static [usize]),
 }
@@ -324,6 +325,9 @@ impl World {
                 let _ = self.state.end(run);
             }
             Predict(layer, experts) => self.state.predict(layer, experts),
+            Warm(layer, experts) => {
+                self.state.warm(experts.iter().map(|&expert| (layer, expert)));
+            }
             Resize(slots) => self.resize(slots),
         }
     }
@@ -517,6 +521,16 @@ fn the_pool_shrinks_and_grows() {
         vec![Resize(&[1]), Resize(&[3]), Predict(0, &[3])],
     ];
     walk(&Setup { slots: &[2], ..setup(scripts) });
+}
+
+#[test]
+fn reads_to_warm_up_fail_and_are_overtaken() {
+    let scripts = vec![
+        script(&[&layer(0, 2, &[0, 1]), &layer(1, 2, &[0])]),
+        vec![Warm(0, &[1, 2, 3]), Predict(0, &[3]), Warm(1, &[0]), Resize(&[1, 1])],
+    ];
+    let setup = Setup { layers: &[4, 2], slots: &[3, 1], readers: 2, faults: 1, ..setup(scripts) };
+    walk(&setup);
 }
 
 #[test]
