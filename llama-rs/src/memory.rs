@@ -158,8 +158,8 @@ impl<'a> Layers<'a> {
         }
         let n_tokens = request.n_ubatch.min(request.n_ctx);
         let row = self.activations_of_a_token().saturating_mul(4);
-        // The mask of attention has a number for each pair of a new token and a cached one.
-        let mask = cells.saturating_mul(4);
+        // The mask of attention has a number for each pair of a new token and a cached one, as 32 bits and as 16.
+        let mask = cells.saturating_mul(6);
         let activations = row.saturating_add(mask).saturating_mul(n_tokens);
         let logits = request.n_vocab.saturating_mul(4);
         MemoryEstimate {
@@ -179,9 +179,10 @@ impl<'a> Layers<'a> {
             let widths = (0..self.count).filter_map(|layer| self.per_layer(key, layer));
             widths.max().unwrap_or(0)
         };
-        let dense = widest("feed_forward_length").saturating_mul(2);
-        let of_expert =
-            n_embd.saturating_add(widest("expert_feed_forward_length").saturating_mul(2));
+        // Gate and up, and one of them once more as a product's input: in 8 bits and scales.
+        let inner = |width: u64| width.saturating_mul(2).saturating_add(width.div_ceil(3));
+        let dense = inner(widest("feed_forward_length"));
+        let of_expert = n_embd.saturating_add(inner(widest("expert_feed_forward_length")));
         let experts = widest("expert_used_count").saturating_mul(of_expert);
         dense.max(experts).saturating_add(n_embd.saturating_mul(4))
     }
@@ -282,13 +283,16 @@ mod tests {
         let mut metadata = dense();
         metadata.set("llama.feed_forward_length", 1536u32);
         let of_dense = Layers::new(&metadata).estimate(&request(2048));
-        assert_eq!(of_dense.activations, 512 * 4 * (2 * 1536 + 4 * 576 + 2048) + 4 * 1000);
+        assert_eq!(
+            of_dense.activations,
+            512 * (4 * (1536 * 7 / 3 + 4 * 576) + 6 * 2048) + 4 * 1000
+        );
         assert_eq!(of_dense.compute, of_dense.activations + 511 * 4 * 1000);
         assert_eq!(of_dense.in_use(), of_dense.kv_cache + of_dense.activations);
         metadata.set("llama.expert_feed_forward_length", 768u32);
         metadata.set("llama.expert_used_count", 4u32);
         let of_mixture = Layers::new(&metadata).estimate(&request(2048));
-        let more = 4 * (576 + 2 * 768) - 2 * 1536;
+        let more = 4 * (576 + 768 * 7 / 3) - 1536 * 7 / 3;
         assert_eq!(of_mixture.activations, of_dense.activations + 512 * 4 * more);
     }
 

@@ -25,12 +25,21 @@ pub struct PerplexityOptions {
     /// Whether [`context`](Self::context) evaluates tokens one at a time, as when text is generated, which is slow.
     /// Where the experts of a token depend on those in memory, a batch would hide what that costs.
     pub one_by_one: bool,
+    /// Most chunks that [`context`](Self::context) evaluates at once; `None` takes as many as make 2048 tokens. Fewer need
+    /// less memory.
+    pub chunks_at_once: Option<usize>,
 }
 
 impl Default for PerplexityOptions {
     /// Chunks of 512 tokens, as `llama-perplexity`.
     fn default() -> Self {
-        Self { chunk: 512, max_chunks: None, threads: None, one_by_one: false }
+        Self {
+            chunk: 512,
+            max_chunks: None,
+            threads: None,
+            one_by_one: false,
+            chunks_at_once: None,
+        }
     }
 }
 
@@ -70,7 +79,8 @@ impl PerplexityOptions {
 
     /// Chunks that are evaluated at once.
     fn parallel(&self) -> usize {
-        let most = if self.one_by_one { 1 } else { MAX_SEQUENCES as usize };
+        let most = if self.one_by_one { Some(1) } else { self.chunks_at_once };
+        let most = most.unwrap_or(usize::MAX).clamp(1, MAX_SEQUENCES as usize);
         (Self::BATCH / self.chunk.max(1)).clamp(1, most)
     }
 

@@ -10,7 +10,7 @@ use crate::memory::{Layers, MemoryEstimate, MemoryRequest, human};
 
 /// Bytes that a process has in memory with a model, beside weights, context and vocabulary: code, threads, tables.
 /// Measured with models of 49,152 and 262,144 tokens, as [`TOKEN_BYTES`].
-const PROGRAM_BYTES: u64 = 32 << 20;
+const PROGRAM_BYTES: u64 = 36 << 20;
 /// Bytes of a token in a loaded vocabulary: its text, twice, merges and lookup tables.
 const TOKEN_BYTES: u64 = 200;
 /// Where nothing says how much RAM to use, this part of what is available stays for the rest of the machine.

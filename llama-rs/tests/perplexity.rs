@@ -92,6 +92,15 @@ fn the_suggested_context_fits() {
         perplexity(&mut context, &text(), &options, |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(result.chunks, result.tokens / 128);
 
+    let few = PerplexityOptions { chunks_at_once: Some(3), ..options };
+    let context = few.context(&model).unwrap().threads(1, 1).build().unwrap();
+    assert_eq!((context.n_batch(), context.n_seq_max()), (3 * 128, 3));
+    let planned = few.planned();
+    assert_eq!(
+        (planned.n_ctx, planned.n_batch, planned.n_outputs),
+        (Some(384), Some(384), Some(192))
+    );
+
     let options = PerplexityOptions { max_chunks: Some(2), one_by_one: true, ..options };
     let mut context = options.context(&model).unwrap().threads(1, 1).build().unwrap();
     assert_eq!((context.n_batch(), context.n_seq_max()), (1, 1));

@@ -110,6 +110,11 @@ impl PagerArgs {
         said.then_some(pager)
     }
 
+    /// Whether memory is limited.
+    pub fn has_ram(&self) -> bool {
+        self.ram.is_some()
+    }
+
     /// Whether which experts are used depends on what is in memory.
     pub fn is_biased(&self) -> bool {
         self.expert_bias.is_some_and(|bias| bias > 0.0)

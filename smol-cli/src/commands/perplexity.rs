@@ -129,6 +129,8 @@ fn measure(
         threads: Some(threads as usize),
         // Both passes alike: what differs between them is the options' cost and nothing else.
         one_by_one: args.pager.is_biased(),
+        // Several chunks at once are faster, but each needs memory for its logits.
+        chunks_at_once: args.pager.has_ram().then_some(1),
     };
     let model = load_model(path, cancel, |model| {
         let model = pager.apply(model.layouts(args.layouts.options(global)));
