@@ -5,7 +5,9 @@ cd "$(dirname "$0")/.."
 for toolchain in nightly stable; do
     if cargo "+$toolchain" miri --version > /dev/null 2>&1; then
         export MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$PWD/target/miri
-        cargo "+$toolchain" miri test -p smol-gguf -p smol-engine --lib
+        cargo "+$toolchain" miri test -p smol-gguf --lib
+        # Where the unsafe code is, and what hands its memory out; policies and simulation would take Miri an hour.
+        cargo "+$toolchain" miri test -p smol-engine --lib -- io:: machine:: expert::pager
         exit
     fi
 done
