@@ -69,12 +69,12 @@ fn a_run_that_does_not_need_what_fails_goes_on() {
 #[test]
 fn two_runs_that_need_what_fails_both_fail() {
     let (pager, file) = Shape::SMALL.pager(&PagerConfig::default(), 512);
-    file.close_gate();
+    let gate = file.close_gate();
     file.script(|_, _| Outcome::Fails(std::io::ErrorKind::Other));
     for run in [1, 2] {
         pager.begin(run, 0, 0, &[4], &[1]);
     }
-    file.open_gate();
+    gate.open();
     for run in [1, 2] {
         assert_eq!(pager.wait(run, 0), None);
         assert!(pager.end(run).unwrap_err().to_string().contains("at offset"));
@@ -243,13 +243,13 @@ fn dropping_while_reads_are_in_flight() {
     let mut left_out = 0;
     for _ in 0..20 {
         let (pager, file) = Shape::SMALL.pager(&PagerConfig::default(), 512);
-        file.close_gate();
+        let gate = file.close_gate();
         pager.want(RUN, 0, &[0, 1, 2, 3]);
         pager.predict(1, &[0, 1, 2, 3]);
         file.await_reading(4);
         let dropped = std::thread::spawn(move || drop(pager));
         std::thread::sleep(Duration::from_millis(5));
-        file.open_gate();
+        gate.open();
         dropped.join().unwrap();
         // Threads and files are gone: only the test has the file.
         assert_eq!(Arc::strong_count(&file), 1);

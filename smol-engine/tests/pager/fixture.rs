@@ -99,19 +99,29 @@ impl Fake {
         *self.delay.lock().unwrap() = delay;
     }
 
-    /// Lets no read return until the gate is opened.
-    pub fn close_gate(&self) {
+    /// Lets no read return until the gate is opened, by dropping it.
+    pub fn close_gate(self: &Arc<Self>) -> Gate {
         *self.open.lock().unwrap() = false;
-    }
-
-    pub fn open_gate(&self) {
-        *self.open.lock().unwrap() = true;
-        self.opened.notify_all();
+        Gate(Arc::clone(self))
     }
 
     /// Waits until `count` reads are in flight.
     pub fn await_reading(&self, count: u64) {
         eventually(|| self.reading.load(Ordering::SeqCst) >= count);
+    }
+}
+
+/// Keeps reads from returning. A test that fails drops it too, so that readers can end.
+pub struct Gate(Arc<Fake>);
+
+impl Gate {
+    pub fn open(self) {}
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        *self.0.open.lock().unwrap() = true;
+        self.0.opened.notify_all();
     }
 }
 

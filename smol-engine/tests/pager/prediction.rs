@@ -33,14 +33,14 @@ fn what_comes_before_it_is_chosen_is_useful() {
 #[test]
 fn what_is_chosen_before_it_comes_is_promoted() {
     let (pager, file) = one_reader();
-    file.close_gate();
+    let gate = file.close_gate();
     pager.want(9, 0, &[0]);
     file.await_reading(1);
     pager.predict(1, &[2, 5]);
     pager.predict(2, &[1]);
     pager.want(1, 1, &[5]);
     pager.begin(1, 1, 0, &[5], &[1]);
-    file.open_gate();
+    gate.open();
     assert!(layer(&pager, &file.data, 1, 1, &[5]));
     pager.end(1).unwrap();
     let order = file.offsets.lock().unwrap().clone();
@@ -58,11 +58,11 @@ fn what_is_chosen_before_it_comes_is_promoted() {
 #[test]
 fn what_is_not_predicted_any_more_is_given_up() {
     let (pager, file) = one_reader();
-    file.close_gate();
+    let gate = file.close_gate();
     pager.predict(1, &[2, 5, 6]);
     file.await_reading(1);
     pager.predict(1, &[7]);
-    file.open_gate();
+    gate.open();
     eventually(|| pager.is_resident(1, 7));
     let order = file.offsets.lock().unwrap().clone();
     let layer_1 = |tensor, expert| offset(&pager, 1, tensor, expert);
@@ -74,11 +74,11 @@ fn what_is_not_predicted_any_more_is_given_up() {
 #[test]
 fn reads_that_are_needed_go_first() {
     let (pager, file) = one_reader();
-    file.close_gate();
+    let gate = file.close_gate();
     pager.predict(2, &[0, 1]);
     file.await_reading(1);
     pager.want(1, 0, &[3, 4]);
-    file.open_gate();
+    gate.open();
     assert!(layer(&pager, &file.data, 1, 0, &[3, 4]));
     pager.end(1).unwrap();
     eventually(|| pager.is_resident(2, 0) && pager.is_resident(2, 1));
@@ -93,14 +93,14 @@ fn reads_that_are_needed_go_first() {
 fn half_of_the_readers_stay_free_for_what_is_needed() {
     let (pager, file) =
         Shape::SMALL.pager(&PagerConfig { readers: 4, ..PagerConfig::default() }, 1);
-    file.close_gate();
+    let gate = file.close_gate();
     pager.predict(1, &[0, 1, 2, 3]);
     file.await_reading(2);
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert_eq!(file.reading.load(Ordering::SeqCst), 2);
     pager.want(1, 0, &[3, 4]);
     file.await_reading(4);
-    file.open_gate();
+    gate.open();
     pager.end(1).unwrap();
 }
 

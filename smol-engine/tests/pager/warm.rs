@@ -49,7 +49,7 @@ fn fills_all_slots_with_the_first_of_the_list() {
 #[test]
 fn goes_after_all_other_reads_and_survives_them() {
     let (pager, file) = one_reader();
-    file.close_gate();
+    let gate = file.close_gate();
     let warm = |layer, expert| WarmExpert { layer, expert };
     pager.warm(&[warm(0, 6), warm(0, 7), warm(1, 3), warm(99, 0), warm(0, 99)]);
     file.await_reading(1);
@@ -57,7 +57,7 @@ fn goes_after_all_other_reads_and_survives_them() {
     // A prediction and the beginning of a layer give up predictions, and not what is warmed up.
     pager.predict(0, &[2]);
     pager.want(1, 0, &[1, 7]);
-    file.open_gate();
+    gate.open();
     assert!(layer(&pager, &file.data, 1, 0, &[1, 7]));
     pager.end(1).unwrap();
     eventually(|| [(0, 6), (0, 7), (1, 3), (1, 5)].iter().all(|(l, e)| pager.is_resident(*l, *e)));

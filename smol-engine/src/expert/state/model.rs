@@ -25,6 +25,8 @@ enum Step {
     Warm(usize, &'static [u32]),
     /// Slots of each pool.
     Resize(&'static [usize]),
+    /// A file is not what it was.
+    Break,
 }
 use Step::*;
 
@@ -329,6 +331,7 @@ impl World {
                 self.state.warm(experts.iter().map(|&expert| (layer, expert)));
             }
             Resize(slots) => self.resize(slots),
+            Break => self.state.break_all(&Error::Stopped),
         }
     }
 
@@ -351,6 +354,10 @@ impl World {
             assert!(seen.insert(*region), "region {region} is in two places");
         }
         for actor in &self.actors {
+            if let (true, Wait(index)) = (actor.parked, actor.script[actor.next]) {
+                let poll = self.state.poll(actor.run, index);
+                assert!(matches!(poll, Poll::Pending), "{actor:?} should have been woken");
+            }
             for (index, region) in &actor.uses {
                 let (layer, tensor, experts) = actor.product;
                 let number = self.state.name(layer, experts[*index]).number;
@@ -531,6 +538,16 @@ fn reads_to_warm_up_fail_and_are_overtaken() {
     ];
     let setup = Setup { layers: &[4, 2], slots: &[3, 1], readers: 2, faults: 1, ..setup(scripts) };
     walk(&setup);
+}
+
+#[test]
+fn all_runs_end_when_a_file_has_changed() {
+    let scripts = vec![
+        script(&[&layer(0, 2, &[0, 1, 2])]),
+        script(&[&[Want(0, &[2])], &layer(0, 2, &[2, 3])]),
+        vec![Predict(0, &[3]), Break],
+    ];
+    walk(&Setup { readers: 2, ..setup(scripts) });
 }
 
 #[test]
