@@ -209,6 +209,12 @@ impl<'a> Paging<'a> {
             let recorder = Recorder::create(path, model, pager.layers(), pager.clone())?;
             watchers.push(Arc::new(recorder));
         }
+        #[cfg(test)]
+        watchers.extend(routers::tests::watcher(
+            self.files.shards(),
+            self.metadata,
+            &self.routed.layers,
+        ));
         let pressure = Pressure::watch(&pager)?;
         let experts = PagedExperts::new(pager, self.tensors, bias, watchers);
         Ok(PagedModel { experts, pressure })

@@ -44,3 +44,6 @@ fn floats(shards: &Shards, name: &str) -> Option<Vec<f32>> {
     let n = usize::try_from(info.n_elements()).ok()?;
     ggml_sys::quants::dequantize(info.ty().id() as i32, &bytes, n).ok()
 }
+
+#[cfg(test)]
+pub(super) mod tests;
