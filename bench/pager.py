@@ -228,7 +228,7 @@ def part_pager(state):
 
 def part_bias(state):
     rows = []
-    for bias in ("0", "0.01", "0.03", "0.1", "0.3"):
+    for bias in ("0", "0.03", "0.1", "0.3", "1"):
         attempt(rows, f"--expert-bias {bias}", lambda: row(
             f"--expert-bias {bias}", fenced(state, "--expert-bias", bias), state))
     table("Preference for experts in memory", COLUMNS, rows)
@@ -305,18 +305,19 @@ def part_perplexity(state):
     slots = str(state["pager"]["slots"] // state["layers"]) if "pager" in state else "27"
     text = prompt_file("perplexity.txt", 20000, 18000)
     rows = []
-    for bias in ("0.01", "0.03", "0.1", "0.3"):
+    for bias in ("0.03", "0.1", "0.3", "1"):
         def measure():
             out = run([options.smol, "perplexity", "-m", options.model, "-f", text, "-c", "512", "-t", str(options.threads),
-                       "--expert-pool", slots, "--expert-bias", bias, "--json"], cold=False)[0]
-            say(out.strip())
+                       "--expert-pool", slots, "--expert-bias", bias, "--prefetch", "off", "--json"], cold=False)[0]
             report = json.loads(out)
-            return [f"--expert-bias {bias}", report["perplexity"], report["baseline_perplexity"],
-                    f"{100 * (report['perplexity'] / report['baseline_perplexity'] - 1):+.2f} %",
-                    f"{100 * report['pager']['miss_rate']:.1f} %"]
+            base = report["baseline"]
+            return [f"--expert-bias {bias}", report["perplexity"], base["perplexity"],
+                    f"{100 * (report['perplexity_ratio'] - 1):+.2f} %", f"{100 * report['pager']['miss_rate']:.1f} %",
+                    f"{100 * base['pager']['miss_rate']:.1f} %",
+                    f"{report['pager']['miss_rate'] / base['pager']['miss_rate']:.2f}"]
         attempt(rows, f"perplexity --expert-bias {bias}", measure)
     table(f"Perplexity with {slots} experts of each layer in memory",
-          ["run", "perplexity", "without", "cost", "missed"], rows)
+          ["run", "perplexity", "without", "cost", "missed", "without", "part of it"], rows)
 
 
 def plot(points, state):

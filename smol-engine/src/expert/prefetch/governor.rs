@@ -57,9 +57,11 @@ enum Phase {
 const WINDOW: u32 = 16;
 /// Tokens of a trial.
 const TRIAL: u32 = 2 * WINDOW;
-/// Tokens after which a trial ends early if a token waits so many times as long as without.
-const EARLY: u32 = WINDOW / 2;
-const HOPELESS: f64 = 1.25;
+/// Tokens after which a trial may end early.
+const EARLY: u32 = 4;
+/// It does if a token waits this many times as long as without, or if it waits longer at all and
+/// predictions cost this many times what they gain.
+const HOPELESS: (f64, f64) = (1.5, 2.0);
 /// Tokens of the first pause, and of the longest.
 const PAUSES: (u32, u32) = (64, 2048);
 /// Tokens after which the comparison is made again.
@@ -126,7 +128,10 @@ impl Governor {
                 let without = self.without;
                 // Waits of all tokens of the trial with which it could not pass any more.
                 let most = CLEAR.1 * without * f64::from(TRIAL) + window.read;
-                let is_hopeless = self.tokens >= EARLY && window.wait > HOPELESS * without;
+                let is_hopeless = self.tokens >= EARLY
+                    && window.wait > without
+                    && (window.wait > HOPELESS.0 * without
+                        || window.cost > HOPELESS.1 * window.gain);
                 if is_hopeless || window.wait * f64::from(self.tokens) > most {
                     self.fail(now);
                 } else if self.left == 0 {

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# `smol recut --experts-last` against `cp`, both until all is on disk, in turn; then --punch and --fill of the copy.
+# Prints medians, smallest and largest of the rounds, and the peak memory of recut. The files go to the current folder, whose disk is
+# measured: three times the model's size.
+# Usage: bench/recut.sh MODEL [ROUNDS]   (a mixture of experts; `testkit moe` makes one; default: 7 rounds)
+set -euo pipefail
+[ $# -ge 1 ] || { sed -n '5,5p' "$0" >&2; exit 2; }
+model=$(readlink -f "$1") rounds=${2:-7}
+root=$(cd "$(dirname "$0")/.." && pwd)
+(cd "$root" && cargo build --release -p smol-cli)
+smol=$root/target/release/smol
+work=$(mktemp -d ./recut-bench.XXXXXX)
+trap 'rm -rf "$work"' EXIT
+
+now() { date +%s.%N; }
+for _ in $(seq "$rounds"); do
+    rm -f "$work"/*.gguf; sync
+    start=$(now); cp "$model" "$work/copy.gguf"; sync "$work/copy.gguf"; copied=$(now)
+    rm -f "$work"/*.gguf; sync
+    middle=$(now)
+    "$smol" recut --experts-last "$model" "$work/last.gguf" > "$work/report" &
+    peak=0
+    while kill -0 $! 2> /dev/null; do
+        # Where there is no /proc, memory isn't told.
+        seen=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$!/status" 2> /dev/null || true)
+        peak=${seen:-$peak}
+        sleep 0.01
+    done
+    wait $!
+    echo "$start $copied $middle $(now) $peak"
+done | python3 -c '
+import statistics, sys
+rows = [[float(word) for word in line.split()] for line in sys.stdin]
+cp, recut = [r[1] - r[0] for r in rows], [r[3] - r[2] for r in rows]
+def show(name, values, unit):
+    print(f"{name:10} {statistics.median(values):8.2f} ({min(values):.2f}-{max(values):.2f}) {unit}")
+show("cp", cp, "s")
+show("recut", recut, "s")
+show("cp/recut", [a / b for a, b in zip(cp, recut)], "")
+show("memory", [r[4] / 1000 for r in rows], "MB")'
+cat "$work/report"
+
+"$smol" recut --experts-last --force "$model" "$work/last.gguf" > /dev/null
+cp "$model" "$work/model.gguf"
+sync
+"$smol" recut --punch "$work/model.gguf" --copy "$work/last.gguf"
+du -k "$work/model.gguf"
+"$smol" recut --fill "$work/model.gguf" --copy "$work/last.gguf"
+cmp "$work/model.gguf" "$model" && echo "filled: the same bytes as before"
