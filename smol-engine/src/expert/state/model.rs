@@ -354,7 +354,7 @@ impl World {
             assert!(seen.insert(*region), "region {region} is in two places");
         }
         for actor in &self.actors {
-            if let (true, Wait(index)) = (actor.parked, actor.script[actor.next]) {
+            if let (true, Some(&Wait(index))) = (actor.parked, actor.script.get(actor.next)) {
                 let poll = self.state.poll(actor.run, index);
                 assert!(matches!(poll, Poll::Pending), "{actor:?} should have been woken");
             }
