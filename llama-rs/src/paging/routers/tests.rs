@@ -84,8 +84,7 @@ fn choose_what_the_graph_chooses() {
 
         let comparison = Arc::new(Comparison::default());
         WATCHER.set(Some(Arc::clone(&comparison)));
-        let mut pager = ExpertPager::default();
-        pager.budget = PoolBudget::Slots(32);
+        let pager = ExpertPager { budget: PoolBudget::Slots(32), ..ExpertPager::default() };
         let model = Model::builder(&path).expert_pager(pager).load().unwrap();
         WATCHER.set(None);
 
