@@ -301,11 +301,12 @@ extern "C" fn on_begin(ud: *mut c_void, op: *const sys::smol_expert_op) {
     let order = unsafe { slice::from_raw_parts_mut(op.order, op.n as usize) };
     shared.contained((), || {
         let experts = experts_of(experts);
+        let entries = experts.iter().max().map_or(0, |last| *last as usize + 2);
+        // SAFETY: an entry for each expert of the layer and one more (expert_uses.h); `experts` are among them.
+        let first_use = unsafe { slice::from_raw_parts(op.first_use, entries) };
         let uses = |expert: &u32| {
-            // SAFETY: an entry for each expert of the layer and one more (expert_uses.h), and `expert` is one of them.
-            let [first, end] =
-                unsafe { op.first_use.add(*expert as usize).cast::<[i32; 2]>().read() };
-            (end - first) as u32
+            let expert = *expert as usize;
+            (first_use[expert + 1] - first_use[expert]) as u32
         };
         let uses: Vec<u32> = experts.iter().map(uses).collect();
         if TOLD.replace(op.run) != op.run {
@@ -328,10 +329,9 @@ extern "C" fn on_begin(ud: *mut c_void, op: *const sys::smol_expert_op) {
 fn chosen(op: &sys::smol_expert_op) -> Vec<i32> {
     let mut ids = Vec::with_capacity((op.used * op.tokens) as usize);
     for token in 0..op.tokens as usize {
-        for slot in 0..op.used as usize {
-            // SAFETY: the node's ids: `tokens` rows, `stride` bytes apart, of `used` numbers (smol.h).
-            ids.push(unsafe { op.ids.byte_add(token * op.stride).add(slot).read() });
-        }
+        let first = op.ids.wrapping_byte_add(token * op.stride);
+        // SAFETY: the node's ids: `tokens` rows, `stride` bytes apart, of `used` numbers (smol.h).
+        ids.extend_from_slice(unsafe { slice::from_raw_parts(first, op.used as usize) });
     }
     ids
 }
