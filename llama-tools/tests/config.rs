@@ -3,6 +3,7 @@
 mod common;
 
 use common::{COMPLETE, Fixture, LAYERS};
+use testkit::tiny::{self, Arch, TinyOptions};
 
 /// Graphs of a completion without warm-up: the prompt, then one for each token but the last.
 const GRAPHS: u64 = 8;
@@ -122,6 +123,25 @@ fn the_number_of_experts_is_the_tools_own_option() {
         fixture.run("llama-bench", &["-m", "tiny.gguf", "--smol-config", "c.toml"], 2);
     assert_eq!(stdout, "");
     assert!(stderr.contains("--override-kv ARCH.expert_used_count=int:2"), "{stderr}");
+}
+
+#[test]
+fn a_paged_mixture_says_the_same() {
+    let fixture = Fixture::new();
+    tiny::write(&fixture.path("mixture.gguf"), Arch::LlamaMoe, &TinyOptions::default()).unwrap();
+    let complete = |more: &[&str]| {
+        let args: Vec<_> = COMPLETE
+            .iter()
+            .map(|arg| if *arg == "tiny.gguf" { "mixture.gguf" } else { *arg })
+            .chain(more.iter().copied())
+            .collect();
+        fixture.run("llama-completion", &args, 0).0
+    };
+    fixture.write("c.toml", "[pager]\nbudget = { slots = 4 }\n[observe]\nreport = \"r.json\"");
+    assert_eq!(complete(&["--smol-config", "c.toml"]), complete(&[]));
+    let pager = &fixture.report("r.json")["pager"];
+    assert!(pager["misses"].as_u64().unwrap() > 0, "{pager}");
+    assert!(pager["bytes_read"].as_u64().unwrap() > 0, "{pager}");
 }
 
 #[test]
