@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares with stock llama.cpp of the same pin and flags: greedy tokens and all logits bit for bit on every tiny model
-# and on both real models, the same tokens with packed layouts, perplexity within 0.1 %. Then our builds of upstream's tools against stock's.
+# (mixtures also with their experts last) and on both real models, the same tokens with packed layouts, perplexity within 0.1 %. Then our builds of upstream's tools against stock's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo build --release -p smol-cli -p testkit -p llama-tools
@@ -35,6 +35,27 @@ for model in "$tiny"/*.gguf; do
     # Stock wants the first shard of a split model.
     case $model in *-0000[2-9]-of-*) continue ;; esac
     compare "$model" 16 "The capital of France is"
+done
+# Experts last: stock computes the same, and makes the same of it; without experts it must refuse.
+for model in "$tiny"/llama-moe*.gguf "$tiny"/bailingmoe*.gguf "$tiny"/glm4moe*.gguf; do
+    last=$tiny/last-$(basename "$model")
+    $smol recut --experts-last "$model" "$last" > /dev/null
+    compare "$last" 16 "The capital of France is"
+    stock=$(target/stock/bin/stock-tokens "$model" 16 2 "The capital of France is")
+    quantized() { # MODEL
+        target/stock/bin/llama-quantize --allow-requantize "$1" "$tiny/quantized.bin" Q8_0 2 > /dev/null 2>&1 &&
+            target/stock/bin/stock-tokens "$tiny/quantized.bin" 16 2 "The capital of France is"
+    }
+    if [ "$(target/stock/bin/stock-tokens "$last" 16 2 "The capital of France is")" != "$stock" ] ||
+        [ "$(quantized "$last")" != "$(quantized "$model")" ]; then
+        echo "DIFFERENT with experts last: $model"
+        failed=1
+    fi
+    $smol recut --punch "$last" --copy "$model" > /dev/null 2>&1
+    if target/stock/bin/stock-tokens "$last" 1 2 "x" > /dev/null 2>&1; then
+        echo "stock runs without experts: $model"
+        failed=1
+    fi
 done
 for name in smollm2-135m gemma3-270m; do
     compare "$(path_of "$name")" 64 "The capital of France is"

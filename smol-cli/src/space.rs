@@ -9,7 +9,9 @@ use std::path::Path;
 pub fn check(folder: &Path, what: &str, needed: u64, advice: &str) -> Result<()> {
     // Unknown is no reason to refuse: a full disk is handled when it shows.
     let Ok(free) = fs4::available_space(folder) else { return Ok(()) };
-    if free >= needed {
+    // Some file systems tell nothing, by zeros.
+    let unknown = free == 0 && fs4::total_space(folder).unwrap_or(0) == 0;
+    if free >= needed || unknown {
         return Ok(());
     }
     let (needed, free) = (bytes(needed), bytes(free));

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread::{Scope, ScopedJoinHandle};
 
 use tempfile::NamedTempFile;
 
@@ -24,9 +26,12 @@ fn write_through(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
-    let mut out = BufWriter::with_capacity(1 << 20, temporary.file());
-    write(&mut out)?;
-    out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    std::thread::scope(|scope| {
+        let mut out = BufWriter::with_capacity(1 << 20, Flowing::new(temporary.file(), scope)?);
+        write(&mut out)?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?;
+        Ok::<_, crate::Error>(())
+    })?;
     temporary.file().sync_all()?;
     temporary.persist(folder, path)?;
     // The new name must be on disk too. Where folders can't be opened, nothing can be done.
@@ -35,6 +40,53 @@ fn write_through(
         folder.sync_all()?;
     }
     Ok(())
+}
+
+/// A file whose bytes go to the disk while others are still written, so that little is left to do
+/// at the end, and little memory of the system waits for it.
+struct Flowing<'scope, 'a> {
+    file: &'a File,
+    /// Bytes written since the last time.
+    new: u64,
+    wake: mpsc::SyncSender<()>,
+    syncs: ScopedJoinHandle<'scope, io::Result<()>>,
+}
+
+impl<'scope, 'a> Flowing<'scope, 'a> {
+    /// How much is written at once.
+    const STEP: u64 = 64 << 20;
+
+    fn new(file: &'a File, scope: &'scope Scope<'scope, 'a>) -> io::Result<Self> {
+        let (wake, woken) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name("gguf-sync".into());
+        let syncs =
+            thread.spawn_scoped(scope, move || woken.iter().try_for_each(|()| file.sync_data()))?;
+        Ok(Self { file, new: 0, wake, syncs })
+    }
+
+    /// Waits for what is under way. The system tells an error of the disk once, perhaps to that.
+    fn finish(self) -> io::Result<()> {
+        drop(self.wake);
+        self.syncs.join().map_err(|_| io::Error::other("the thread that syncs has panicked"))?
+    }
+}
+
+impl Write for Flowing<'_, '_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let mut file = self.file;
+        let n = file.write(buf)?;
+        self.new += n as u64;
+        if self.new >= Self::STEP {
+            self.new = 0;
+            // Full: it is still busy with what was written before; gone: it has met an error.
+            let _ = self.wake.try_send(());
+        }
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A file that goes away unless it is given a name.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::mpsc;
 
 use crate::error::{ErrorKind, Result};
 use crate::writer::DataWriter;
@@ -375,7 +376,7 @@ impl<'a> Rewriter<'a> {
                         data.write_tensor(name, bytes)?;
                     } else {
                         let mut out = data.tensor(name)?;
-                        copy(&mut source.data_reader(tensor)?, &mut out)?;
+                        copy(&mut source.data_reader(tensor)?, &mut out, tensor.n_bytes())?;
                         out.finish()?;
                     }
                 }
@@ -420,13 +421,43 @@ impl<W: Write, P: FnMut(u64) -> ControlFlow<()>> Write for Watched<W, P> {
     }
 }
 
-/// Copies through a buffer large enough for disks.
-fn copy(from: &mut impl io::Read, to: &mut impl Write) -> io::Result<()> {
-    let mut buf = vec![0; 1 << 20];
-    loop {
-        match from.read(&mut buf)? {
-            0 => return Ok(()),
-            n => to.write_all(&buf[..n])?,
+/// Copies through buffers large enough for disks; of long data the next piece is read while one
+/// is written.
+fn copy(from: &mut (impl io::Read + Send), to: &mut impl Write, len: u64) -> io::Result<()> {
+    const PIECE: usize = 1 << 20;
+    if len <= 4 * PIECE as u64 {
+        let mut buf = vec![0; PIECE.min(len as usize)];
+        while let n @ 1.. = from.read(&mut buf)? {
+            to.write_all(&buf[..n])?;
         }
+        return Ok(());
     }
+    std::thread::scope(|scope| {
+        let (full, pieces) = mpsc::sync_channel::<io::Result<Vec<u8>>>(1);
+        let (empty, buffers) = mpsc::channel::<Vec<u8>>();
+        for _ in 0..2 {
+            // Its receiver lives until the thread below has it.
+            let _ = empty.send(Vec::new());
+        }
+        std::thread::Builder::new().name("gguf-reader".into()).spawn_scoped(scope, move || {
+            for mut buf in buffers {
+                buf.resize(PIECE, 0);
+                let read = from.read(&mut buf).map(|n| {
+                    buf.truncate(n);
+                    buf
+                });
+                let ends = read.as_ref().map_or(true, Vec::is_empty);
+                // The writer is gone when it has failed.
+                if full.send(read).is_err() || ends {
+                    return;
+                }
+            }
+        })?;
+        for piece in pieces {
+            let piece = piece?;
+            to.write_all(&piece)?;
+            let _ = empty.send(piece);
+        }
+        Ok(())
+    })
 }

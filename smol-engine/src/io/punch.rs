@@ -133,8 +133,7 @@ fn retry(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
             Some(libc::EINTR) => {}
             // Some of these are not of this kind everywhere.
             Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY | libc::EINVAL) => {
-                let message = format!("it refuses to free a part of a file: {error}");
-                return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+                return Err(io::Error::new(io::ErrorKind::Unsupported, error.to_string()));
             }
             _ => return Err(error),
         }
