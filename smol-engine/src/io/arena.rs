@@ -29,14 +29,16 @@ pub(crate) fn allocate(lens: &[usize], alignment: usize) -> io::Result<Vec<Regio
     let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
     let len = block_len(lens, alignment).ok_or_else(too_large)?;
     let block = Arc::new(memory::Block::new(len, alignment)?);
-    let mut start =
-        block.base().addr().get().next_multiple_of(alignment) - block.base().addr().get();
+    // The system's pages may be smaller than what is to be aligned to.
+    let base = block.base().addr().get();
+    let first = base.next_multiple_of(alignment) - base;
+    let mut start = 0_usize;
     let mut regions = Vec::with_capacity(lens.len());
     for &len in lens {
         start = start.next_multiple_of(alignment);
-        // SAFETY: start is within the block: block_len() has summed up the same lengths with the
-        // same rounding, and kept slack for a base that is not aligned.
-        let ptr = unsafe { block.base().add(start) };
+        // SAFETY: first + start is within the block: block_len() has summed up the same lengths
+        // with the same rounding, and kept slack for a base that is not aligned.
+        let ptr = unsafe { block.base().add(first + start) };
         regions.push(Region { ptr, len, _block: Arc::clone(&block) });
         start += len;
     }
