@@ -231,7 +231,8 @@ impl Running {
         let files = fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
         let targets = files.flatten().filter_map(|file| fs::read_link(file.path()).ok());
         targets.map(|target| target.to_string_lossy().into_owned()).any(|target| {
-            target.starts_with(self.folder.path().to_str().unwrap()) && target.ends_with("(deleted)")
+            target.starts_with(self.folder.path().to_str().unwrap())
+                && target.ends_with("(deleted)")
         })
     }
 
