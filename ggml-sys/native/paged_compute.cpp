@@ -158,7 +158,9 @@ void sort_experts(const ggml_compute_params * params, ggml_tensor * node, const 
                 sorted = true;
             }
         }
-        pager->want(pager->ud, run_of(params), layer, order, used);
+        if (node->ne[1] == 1) {
+            pager->want(pager->ud, run_of(params), layer, order, used);
+        }
     }
 }
 
