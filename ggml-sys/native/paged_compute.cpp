@@ -24,7 +24,7 @@ namespace {
 
 using namespace smol;
 
-constexpr int64_t FEW = 8;          // tokens whose choice of experts is told before the products
+constexpr int64_t FEW = 8;          // tokens up to which the pager has a say in the order of experts
 constexpr int64_t PLAIN_ROWS = 16;  // least rows of a chunk, as upstream has it
 constexpr int64_t CACHE_LINE = 64;
 
