@@ -1,6 +1,8 @@
 """Runs and tables of bench/pager.sh, which makes the model and the fences; see there."""
 import argparse
+import ctypes
 import json
+import mmap
 import os
 import re
 import resource
@@ -42,10 +44,29 @@ class Died(Exception):
     """A program ended otherwise than it should have."""
 
 
+def cached(path):
+    """MB of a file that are in the page cache."""
+    size = os.stat(path).st_size
+    pages = -(-size // mmap.PAGESIZE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as view:
+        # Writable, though nothing is written: ctypes asks for that before it tells the address.
+        start = ctypes.c_char.from_buffer(view)
+        flags = (ctypes.c_ubyte * pages)()
+        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), flags)
+        del start
+    return 0.0 if failed else sum(flag & 1 for flag in bytes(flags)) * mmap.PAGESIZE / 1e6
+
+
 def forget(path):
     """Takes a file out of the page cache; pages there would be another cgroup's, and free of charge."""
-    with open(path, "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for _ in range(120):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if cached(path) < 8:
+            return
+        time.sleep(1)
+    raise Died(f"{path} stays in the page cache: another program has it mapped")
 
 
 def run(command, memory=False, disk=False, cold=True):
@@ -262,9 +283,11 @@ def part_resident(state):
     speeds = {"prompt": [], "generation": []}
 
     def bench(*flags):
-        out = run([options.smol, "bench", "-m", options.model, "-p", "512", "-n", "64", "-r", "3", "-t",
+        out = run([options.smol, "bench", "-m", options.model, "-p", "512", "-n", "64", "-r", "5", "-t",
                    str(options.threads), "--json", *flags], cold=False)[0]
-        return {"prompt" if test["n_prompt"] else "generation": test["avg_ts"] for test in json.loads(out)}
+        # The pager reads in the first repetitions what it lacks.
+        return {"prompt" if test["n_prompt"] else "generation": statistics.median(test["samples_ts"][-3:])
+                for test in json.loads(out)}
     for index in range(options.rounds):
         order = ([], ["--expert-pool", "96"])
         got = {}
