@@ -38,7 +38,9 @@ fn plain(path: &Path) -> ModelBuilder {
 fn logits(model: &Model, threads: u32, prompt: usize, generated: usize) -> Vec<f32> {
     let cores = llama_rs::machine::Cpu::probe().logical.len() as u32;
     let threads = threads.min(cores);
-    let mut context = model.context().n_ctx(1024).threads(threads, threads).build().unwrap();
+    // Paged models compute more at once by default, and where a prompt is cut decides last bits.
+    let context = model.context().n_ctx(1024).n_ubatch(512);
+    let mut context = context.threads(threads, threads).build().unwrap();
     let mut tokens: Vec<_> = (0..prompt as i32).map(|n| Token(n * 37 % 600)).collect();
     let mut all = Vec::new();
     let mut position = 0;
