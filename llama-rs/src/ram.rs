@@ -142,8 +142,12 @@ impl RamNeeds {
 /// Returns the bytes that this process will take with a model, beside weights and context: what it has now, but no less
 /// than a program needs, and a vocabulary of so many tokens.
 pub fn process_reserve(vocab_len: u64) -> u64 {
-    let vocabulary = vocab_len.saturating_mul(TOKEN_BYTES);
-    rss().unwrap_or(0).max(PROGRAM_BYTES).saturating_add(vocabulary)
+    reserve(rss().unwrap_or(0), vocab_len)
+}
+
+/// `used`: what the process has now.
+fn reserve(used: u64, vocab_len: u64) -> u64 {
+    used.max(PROGRAM_BYTES).saturating_add(vocab_len.saturating_mul(TOKEN_BYTES))
 }
 
 /// Returns the RAM that this process may fill: what was asked for, but no more than there is; without a wish nine tenths
@@ -411,7 +415,8 @@ mod tests {
 
     #[test]
     fn a_process_counts_its_vocabulary() {
-        assert_eq!(process_reserve(1_000_000) - process_reserve(0), 200_000_000);
+        assert_eq!(reserve(0, 1_000_000), PROGRAM_BYTES + 200_000_000);
+        assert_eq!(reserve(PROGRAM_BYTES + 7, 0), PROGRAM_BYTES + 7);
         assert!(process_reserve(0) >= PROGRAM_BYTES);
     }
 }
