@@ -8,7 +8,8 @@ dir=$root/target/from-package
 rm -rf "$dir" target/package/ggml-sys-*
 cargo package -p ggml-sys --no-verify --allow-dirty -q
 mkdir -p "$dir"
-tar -xzf target/package/ggml-sys-*.crate -C "$dir" --strip-components 1
+# Files in a package have all the same time: with it, a change since an earlier run would not be seen.
+tar -xmzf target/package/ggml-sys-*.crate -C "$dir" --strip-components 1
 printf '\n[workspace]\n' >> "$dir/Cargo.toml"
 cd "$dir"
 export CARGO_TARGET_DIR=$root/target/from-package-build
