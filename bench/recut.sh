@@ -9,7 +9,7 @@ model=$(readlink -f "$1") rounds=${2:-7}
 root=$(cd "$(dirname "$0")/.." && pwd)
 (cd "$root" && cargo build --release -p smol-cli)
 smol=$root/target/release/smol
-work=$(mktemp -d ./recut-bench.XXXXXX)
+work=$(mktemp -d -p .)
 trap 'rm -rf "$work"' EXIT
 
 now() { date +%s.%N; }

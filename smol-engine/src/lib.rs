@@ -1,10 +1,13 @@
-//! Engines of smolmaxxing that need no llama.cpp: machine probes and I/O.
+//! Engines of smolmaxxing that need no llama.cpp: machine probes, I/O, and the expert pager.
 //!
 //! - [`machine`] tells what the running machine offers: cores by speed class, CPU limits,
 //!   memory and its limits, and what this process has used so far. Everything that the
 //!   system does not tell is `None`, never a guess.
-//! - [`io`] reads files past the page cache ([`io::DirectFile`]) and measures how fast
-//!   that is ([`io::measure_read_speed`]).
+//! - [`io`] reads files past the page cache ([`io::DirectFile`]), measures how fast
+//!   that is ([`io::measure_read_speed`]), and frees parts of files ([`io::HolePunch`]).
+//! - [`expert`] keeps the experts of a mixture that is larger than memory in a pool
+//!   ([`expert::Pager`]): policies, routing with regard to what is there, reading ahead,
+//!   traces and their simulation.
 //!
 //! ```
 //! let machine = smol_engine::machine::Machine::probe();
