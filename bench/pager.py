@@ -283,7 +283,7 @@ def part_resident(state):
     speeds = {"prompt": [], "generation": []}
 
     def bench(*flags):
-        out = run([options.smol, "bench", "-m", options.model, "-p", "512", "-n", "64", "-r", "5", "-t",
+        out = run([options.smol, "bench", "-m", options.model, "-p", "512", "-n", "128", "-r", "8", "-t",
                    str(options.threads), "--json", *flags], cold=False)[0]
         # The pager reads in the first repetitions what it lacks.
         return {"prompt" if test["n_prompt"] else "generation": statistics.median(test["samples_ts"][-3:])

@@ -2,6 +2,7 @@
 #include "guard.h"
 
 #include "dispatch.h"
+#include "weight_pages.h"
 
 #include <cstring>
 
@@ -48,6 +49,7 @@ smol_status smol_model_load(const char ** paths, size_t n_paths, const llama_mod
     if (paged[0].buft && !p.use_extra_bufts) {
         p.tensor_buft_overrides = paged;
     }
+    const smol_weight_pages huge;
     return smol_guard_object(out, [&] {
         return n_paths == 1 ? llama_model_load_from_file(paths[0], p) : llama_model_load_from_splits(paths, n_paths, p);
     });

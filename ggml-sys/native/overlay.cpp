@@ -8,6 +8,7 @@
 #include "guard.h"
 #include "paged.h"
 #include "smol-hooks.h"
+#include "weight_pages.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -92,6 +93,7 @@ smol_status install() {
     }
     cpu_init_backend = dev->iface.init_backend;
     dev->iface.init_backend = init_backend;
+    smol_weight_pages_init();
     return SMOL_OK;
 }
 

@@ -62,8 +62,11 @@ mod tests {
         let block = vec![1u8; 64 << 20];
         let sum: u64 = block.iter().step_by(4096).map(|&byte| u64::from(byte)).sum();
         assert_eq!(sum, 64 << 8);
-        assert!(peak_rss().unwrap() >= before.max(64 << 20));
-        let now = rss().unwrap();
-        assert!((64 << 20..=peak_rss().unwrap()).contains(&now), "{now}");
+        // The kernel keeps these counts for each core and adds them up roughly; other tests take
+        // and give back memory meanwhile.
+        const ROUGHLY: u64 = 32 << 20;
+        let (now, peak) = (rss().unwrap(), peak_rss().unwrap());
+        assert!(peak + ROUGHLY >= before.max(64 << 20), "{before} before, {peak} at most");
+        assert!((ROUGHLY..=peak + ROUGHLY).contains(&now), "{now} of {peak}");
     }
 }
