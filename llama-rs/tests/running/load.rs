@@ -195,3 +195,17 @@ fn files_that_are_no_language_model_are_refused() {
     assert_eq!(error.kind(), &ErrorKind::Gguf);
     assert!(error.message().contains("adapter"), "{error}");
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn weights_ask_for_huge_pages() {
+    if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        return;
+    }
+    let path = tiny_file(Arch::Llama);
+    let _model = Model::builder(&path).load_mode(LoadMode::Read).load().unwrap();
+    let areas = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let asks =
+        |line: &str| line.starts_with("VmFlags:") && line.split(' ').any(|flag| flag == "hg");
+    assert!(areas.lines().any(asks), "{areas}");
+}

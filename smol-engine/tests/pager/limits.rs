@@ -235,3 +235,28 @@ fn memory_is_given_back_to_the_system() {
     assert!(full >= before + (40 << 20), "{before} {full}");
     assert!(empty + (40 << 20) <= full, "{full} {empty}");
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn slots_ask_for_huge_pages() {
+    if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        return;
+    }
+    let (pager, _) = Shape::SMALL.pager(&PagerConfig::default(), 512);
+    pager.begin(1, 0, 0, &[0], &[1]);
+    let place = pager.wait(1, 0).unwrap().addr();
+    let areas = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    let flags = areas.lines().find_map(|line| {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let hex = |text| usize::from_str_radix(text, 16).ok();
+        if let Some((Some(first), Some(end))) = range.map(|(a, b)| (hex(a), hex(b))) {
+            inside = (first..end).contains(&place);
+        }
+        line.strip_prefix("VmFlags:").filter(|_| inside)
+    });
+    let flags = flags.unwrap();
+    assert!(flags.split(' ').any(|flag| flag == "hg"), "{flags}");
+    pager.done(1, 0);
+    pager.end(1).unwrap();
+}
