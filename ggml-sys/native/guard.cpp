@@ -180,8 +180,8 @@ smol_status smol_lora_set(llama_context * ctx, llama_adapter_lora ** adapters, s
 }
 
 smol_status smol_quantize(ggml_type type, const float * src, void * dst, int64_t n_rows, int64_t n_per_row,
-                          size_t * bytes) {
-    return get(bytes, [&] { return ggml_quantize_chunk(type, src, dst, 0, n_rows, n_per_row, nullptr); });
+                          const float * imatrix, size_t * bytes) {
+    return get(bytes, [&] { return ggml_quantize_chunk(type, src, dst, 0, n_rows, n_per_row, imatrix); });
 }
 
 smol_status smol_dequantize(ggml_type type, const void * src, float * dst, int64_t n, bool * supported) {

@@ -258,7 +258,7 @@ enum smol_status smol_lora_set(struct llama_context * ctx, struct llama_adapter_
 
 // Rows of `n_per_row` floats to and from a ggml type; false: the type cannot be converted that way.
 enum smol_status smol_quantize(enum ggml_type type, const float * src, void * dst, int64_t n_rows, int64_t n_per_row,
-                               size_t * bytes);                                      // ggml_quantize_chunk
+                               const float * imatrix /* NULL, or of a row */, size_t * bytes); // ggml_quantize_chunk
 enum smol_status smol_dequantize(enum ggml_type type, const void * src, float * dst, int64_t n, bool * supported);
 
 #ifdef __cplusplus

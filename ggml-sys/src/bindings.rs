@@ -6425,6 +6425,7 @@ unsafe extern "C" {
         dst: *mut ::std::os::raw::c_void,
         n_rows: i64,
         n_per_row: i64,
+        imatrix: *const f32,
         bytes: *mut usize,
     ) -> smol_status;
     pub fn smol_dequantize(

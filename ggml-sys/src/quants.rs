@@ -74,6 +74,21 @@ fn layout(ty: i32) -> Result<Layout, QuantError> {
 /// Unknown types, types that ggml cannot quantize to (or only with an importance matrix), lengths that are not whole
 /// rows of whole blocks.
 pub fn quantize(ty: i32, src: &[f32], n_per_row: usize) -> Result<Vec<u8>, QuantError> {
+    quantize_weighted(ty, src, n_per_row, None)
+}
+
+/// Converts as [`quantize`] does, by the importance of each column of the rows, `n_per_row` numbers: the types that
+/// need it too.
+///
+/// # Errors
+///
+/// As [`quantize`], and an importance of another length or with numbers that are negative or not finite.
+pub fn quantize_weighted(
+    ty: i32,
+    src: &[f32],
+    n_per_row: usize,
+    importance: Option<&[f32]>,
+) -> Result<Vec<u8>, QuantError> {
     let layout = layout(ty)?;
     // The list of ggml_quantize_chunk (ggml.c:8186), which asserts on any other type.
     const SUPPORTED: &[ggml_type] = &[
@@ -103,8 +118,20 @@ pub fn quantize(ty: i32, src: &[f32], n_per_row: usize) -> Result<Vec<u8>, Quant
         GGML_TYPE_IQ4_NL,
         GGML_TYPE_IQ4_XS,
     ];
-    if !SUPPORTED.contains(&layout.ty) {
+    // Without an importance their quantizers assert, or give noise.
+    const WITH_IMPORTANCE: &[ggml_type] =
+        &[GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS, GGML_TYPE_IQ1_S, GGML_TYPE_IQ1_M];
+    let weighted = importance.is_some() && WITH_IMPORTANCE.contains(&layout.ty);
+    if !weighted && !SUPPORTED.contains(&layout.ty) {
         return Err(QuantError::Unsupported(layout.name));
+    }
+    if let Some(importance) = importance {
+        if importance.len() != n_per_row {
+            return Err(QuantError::Length { given: importance.len(), multiple_of: n_per_row });
+        }
+        if let Some(bad) = importance.iter().find(|value| !value.is_finite() || **value < 0.0) {
+            return Err(QuantError::Failed(format!("an importance of {bad}")));
+        }
     }
     if n_per_row == 0 || !n_per_row.is_multiple_of(layout.block_len) {
         return Err(QuantError::Length { given: n_per_row, multiple_of: layout.block_len });
@@ -115,8 +142,10 @@ pub fn quantize(ty: i32, src: &[f32], n_per_row: usize) -> Result<Vec<u8>, Quant
     let n_rows = src.len() / n_per_row;
     let mut dst = vec![0_u8; src.len() / layout.block_len * layout.block_bytes];
     let mut written = 0;
+    let importance = importance.map_or(std::ptr::null(), <[f32]>::as_ptr);
     // SAFETY: `src` has n_rows * n_per_row values; `dst` has room for the same number of blocks, which is what
-    // ggml_quantize_chunk writes (ggml.c:8162); the type is one of its list, so that it does not assert.
+    // ggml_quantize_chunk writes (ggml.c:8162); the type is one of its list, so that it does not assert; the importance
+    // is NULL, for types that can do without, or of a row.
     let status = unsafe {
         smol_quantize(
             layout.ty,
@@ -124,6 +153,7 @@ pub fn quantize(ty: i32, src: &[f32], n_per_row: usize) -> Result<Vec<u8>, Quant
             dst.as_mut_ptr().cast(),
             n_rows as i64,
             n_per_row as i64,
+            importance,
             &mut written,
         )
     };
@@ -205,6 +235,27 @@ mod tests {
                 Err(QuantError::Unsupported(_) | QuantError::UnknownType(_)) => {}
                 Err(error) => panic!("type {ty}: {error}"),
             }
+        }
+    }
+
+    #[test]
+    fn columns_of_importance_come_back_closer() {
+        let src = values(256);
+        let mut importance = vec![1e-3; 256];
+        importance[..16].fill(1.0);
+        for ty in [GGML_TYPE_Q4_0, GGML_TYPE_Q3_K] {
+            let error = |importance: &[f32]| {
+                let bytes = quantize_weighted(ty as i32, &src, 256, Some(importance)).unwrap();
+                let back = dequantize(ty as i32, &bytes, 256).unwrap();
+                src[..16].iter().zip(&back).map(|(a, b)| (a - b).powi(2)).sum::<f32>()
+            };
+            let (weighted, even) = (error(&importance), error(&[1.0; 256]));
+            assert!(weighted < even, "type {ty}: {weighted} {even}");
+        }
+        let iq2_xxs = GGML_TYPE_IQ2_XXS as i32;
+        assert_eq!(quantize(iq2_xxs, &src, 256), Err(QuantError::Unsupported("iq2_xxs")));
+        for bad in [&importance[..16], &[f32::NAN; 256], &[-1.0; 256]] {
+            assert!(quantize_weighted(iq2_xxs, &src, 256, Some(bad)).is_err());
         }
     }
 
