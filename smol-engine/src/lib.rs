@@ -1,4 +1,5 @@
-//! Engines of smolmaxxing that need no llama.cpp: machine probes, I/O, and the expert pager.
+//! Engines of smolmaxxing that need no llama.cpp: machine probes, I/O, the expert pager and
+//! weight streaming.
 //!
 //! - [`machine`] tells what the running machine offers: cores by speed class, CPU limits,
 //!   memory and its limits, and what this process has used so far. Everything that the
@@ -8,6 +9,8 @@
 //! - [`expert`] keeps the experts of a mixture that is larger than memory in a pool
 //!   ([`expert::Pager`]): policies, routing with regard to what is there, reading ahead,
 //!   traces and their simulation.
+//! - [`stream`] reads the weights of a dense model that is larger than memory in the order in
+//!   which a graph uses them ([`stream::Stream`]).
 //!
 //! ```
 //! let machine = smol_engine::machine::Machine::probe();
@@ -17,3 +20,4 @@
 pub mod expert;
 pub mod io;
 pub mod machine;
+pub mod stream;

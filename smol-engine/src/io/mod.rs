@@ -13,6 +13,7 @@ pub(crate) mod queue;
 pub(crate) mod readers;
 mod source;
 mod speed;
+pub(crate) mod zones;
 
 pub use aligned::AlignedBuf;
 pub use direct::{DirectFile, IoChoice, Mode, UnknownIoChoice};
