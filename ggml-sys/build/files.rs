@@ -93,7 +93,14 @@ pub const MODELS_PER_UNIT: usize = 16;
 pub const INCLUDES: &[&str] = &["ggml/include", "ggml/src", "ggml/src/ggml-cpu", "include", "src"];
 
 /// The overlay, in `native/`.
-pub const OVERLAY: &[&str] = &["guard.cpp", "levels.cpp", "matrix_product.cpp", "overlay.cpp", "weight_pages.cpp"];
+pub const OVERLAY: &[&str] = &[
+    "guard.cpp",
+    "levels.cpp",
+    "matrix_product.cpp",
+    "overlay.cpp",
+    "pruned_head.cpp",
+    "weight_pages.cpp",
+];
 
 /// The part of the overlay that belongs to the CPU backend, in `native/`.
 pub const DISPATCH: &[&str] = &[

@@ -17,10 +17,10 @@
 //!
 //! # Features
 //!
-//! `load-hook`, `work-buffer` and `yielding-barrier`, on by default: one for each patch of `patches/series.toml`; without them upstream's
-//! code is compiled as it is. `multi-level`: the CPU backend once for each of several CPU levels; [`cpu::check`] selects
-//! the best one that the CPU has. `tools`: upstream's command-line tools as functions (module `tools`).
-//! `buildtime-bindgen`: regenerates the bindings from the pinned headers; needs libclang.
+//! `load-hook`, `work-buffer`, `yielding-barrier` and `pruned-head`, on by default: one for each patch of
+//! `patches/series.toml`; without them upstream's code is compiled as it is. `multi-level`: the CPU backend once for each
+//! of several CPU levels; [`cpu::check`] selects the best one that the CPU has. `tools`: upstream's command-line tools as
+//! functions (module `tools`). `buildtime-bindgen`: regenerates the bindings from the pinned headers; needs libclang.
 //!
 //! # Metadata for dependents
 //!
