@@ -309,6 +309,25 @@ pub enum ErrorKind {
     )]
     ScaleNotFinite { tensor: String, found: f64, block: u64 },
 
+    // ---- pruned heads
+    /// The tokens of a pruned head's rows aren't such.
+    #[error(
+        "`output_ids` has {found} as element {index}, allowed are ascending ids of the model's tokens"
+    )]
+    HeadIds { index: u64, found: i64 },
+    /// A tensor of a pruned head has another shape than the others.
+    #[error("tensor `{}` has shape {found:?}, allowed is {expected}", OneLine(tensor))]
+    HeadShape { tensor: String, found: Vec<u64>, expected: String },
+    /// There is no vocabulary head whose rows could be left out.
+    #[error("the file has no vocabulary head with a row for each token")]
+    NoHead,
+    /// A token that should be kept has no row.
+    #[error("token {token} has no row in the vocabulary head of {rows}")]
+    HeadToken { token: u32, rows: u64 },
+    /// A head would have no rows.
+    #[error("no token would be left in the vocabulary head")]
+    EmptyHead,
+
     // ---- writing
     /// Tensor data came in another order than declared.
     #[error("tensor data out of order: expected {expected}, got `{}`", OneLine(found))]

@@ -38,6 +38,7 @@ mod error;
 mod experts;
 mod foreign;
 mod gguf;
+mod head;
 mod header;
 mod mapped;
 mod metadata;
@@ -57,6 +58,7 @@ pub use check::{Depth, Finding, Report, Severity, check, check_file, check_shard
 pub use error::{Error, ErrorKind, Result};
 pub use experts::{EXPERT_ALIGNMENT, EXPERTS_OFFSET_KEY, ExpertName, ExpertPart, PADDING_KEY};
 pub use gguf::{Gguf, TensorReader};
+pub use head::{OUTPUT_IDS, PrunedHead};
 pub use metadata::Metadata;
 pub use punch::{Compared, Punch};
 pub use rewrite::{Entry, Rewriter};

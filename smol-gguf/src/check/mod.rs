@@ -7,6 +7,7 @@ mod architecture;
 mod data;
 mod families;
 mod floats;
+mod head;
 mod hparams;
 mod layout;
 mod model;
@@ -184,6 +185,7 @@ fn check_model(model: &Model<'_>, depth: Depth) -> Report {
         families::check(model, &mut report);
         floats::check(model, &mut report);
         vocab::check(model, &mut report);
+        head::check(model, &mut report);
         template::check(model, &mut report);
         data::check_uses(model, &mut report);
     }
