@@ -24,6 +24,7 @@ mod watch;
 
 pub use config::{ExpertLayer, ExpertTensor, Packer, PagerConfig};
 pub use error::{Error, Result};
+pub use needs::PoolSize;
 pub use pager::Pager;
 pub use policy::Policy;
 pub use run::Stop;

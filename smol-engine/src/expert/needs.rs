@@ -50,3 +50,35 @@ impl Pager {
         }
     }
 }
+
+/// The memory that a pager will hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolSize {
+    /// Bytes of slots and buffers.
+    pub bytes: u64,
+    /// Experts that there is room for.
+    pub slots: u64,
+    /// Experts of all layers.
+    pub experts: u64,
+}
+
+impl PoolSize {
+    /// Returns what a pager of these experts will hold with the budget of `config`.
+    ///
+    /// # Errors
+    /// As [`Pager::new`], without memory or threads.
+    pub fn new(
+        files: &[Arc<dyn ReadAt>],
+        layers: &[ExpertLayer],
+        config: &PagerConfig,
+    ) -> Result<Self> {
+        let plan = Plan::new(files, layers, config)?;
+        let slots = plan.divide(config.budget);
+        Ok(Self {
+            bytes: plan.bytes(slots.iter().copied()),
+            slots: slots.iter().map(|slots| *slots as u64).sum(),
+            experts: plan.pools.iter().map(|pool| pool.keys as u64).sum(),
+        })
+    }
+}

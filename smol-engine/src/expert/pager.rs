@@ -431,6 +431,7 @@ impl Pager {
             reads: counters.reads,
             read_time: Duration::from_nanos(counters.read_ns),
             behind: Duration::from_nanos(counters.behind_ns),
+            late_wait: Duration::from_nanos(counters.late_ns),
             wait: Duration::from_nanos(state.waited_ns()),
         }
     }

@@ -58,6 +58,10 @@ pub(super) struct Slot<R> {
     holds: u32,
     /// Read ahead and not chosen by a router so far.
     ahead: bool,
+    /// Read ahead for a layer that is still to come.
+    due: bool,
+    /// How long runs had waited when one chose it whose reads ahead were not complete.
+    claimed: Option<u64>,
     doomed: bool,
 }
 
@@ -101,8 +105,8 @@ pub(super) struct Pool<R> {
     capacity: usize,
     /// Slots that have memory.
     committed: usize,
-    /// Slots read ahead and not chosen so far.
-    ahead: usize,
+    /// Slots read ahead for layers that are still to come.
+    due: usize,
     ranking: Ranking,
     residency: Arc<Residency>,
     /// Memory that is to go back to the system once the lock is free.
@@ -126,7 +130,7 @@ impl<R> Pool<R> {
             free: Vec::new(),
             capacity: 0,
             committed: 0,
-            ahead: 0,
+            due: 0,
             ranking: Ranking::new(policy, plan.keys, 0),
             residency,
             freed: Vec::new(),
@@ -143,9 +147,9 @@ impl<R> Pool<R> {
         self.committed > self.capacity
     }
 
-    /// Returns the number of experts read ahead that nobody has chosen so far.
-    pub(super) fn ahead(&self) -> usize {
-        self.ahead
+    /// Returns the number of experts read ahead for layers that are still to come.
+    pub(super) fn due(&self) -> usize {
+        self.due
     }
 
     pub(super) fn ranking(&mut self) -> &mut Ranking {
@@ -159,7 +163,8 @@ impl<R> Pool<R> {
 
     /// Gives an expert a slot and queues the reads of all its tensors. `None`: all are in use.
     ///
-    /// Those read ahead push out others only as long as they are less than half of the pool.
+    /// Those read ahead push out others only as long as they are less than half of the pool, and
+    /// leave it last until their layer has come.
     pub(super) fn insert(
         &mut self,
         name: Name,
@@ -170,22 +175,49 @@ impl<R> Pool<R> {
         debug_assert_eq!(self.map[name.key as usize], None);
         let ahead = urgency == Urgency::Predicted;
         if self.free.is_empty() {
-            if ahead && self.ahead >= (self.capacity / 2).max(1) {
+            if ahead && !self.may_guess() {
                 return None;
             }
-            let (map, slots) = (&self.map, &self.slots);
-            let may_go = |key| {
-                let slot = map[key as usize].map(|slot| &slots[slot as usize]);
-                // A guess does not push out an earlier one that is still to come true.
-                slot.is_some_and(|slot| slot.may_go() && !(ahead && slot.ahead))
-            };
-            let victim = self.ranking.victim(may_go)?;
-            self.vacate(self.map[victim as usize]?, queue);
+            // A guess does not push out an earlier one that is still to come true.
+            let victim = if ahead { self.victim_not_due() } else { self.victim() }?;
+            self.vacate(victim, queue);
         }
         let number = self.fill(name, urgency, epoch, queue)?;
-        self.slots[number as usize].ahead = ahead;
-        self.ahead += usize::from(ahead);
+        let slot = &mut self.slots[number as usize];
+        (slot.ahead, slot.due) = (ahead, ahead);
+        self.due += usize::from(ahead);
         Some(number)
+    }
+
+    /// Returns whether one more expert may push out others because it is predicted.
+    fn may_guess(&self) -> bool {
+        self.due < (self.capacity / 2).max(1)
+    }
+
+    /// Notes that an expert of the pool is predicted again.
+    pub(super) fn expect(&mut self, slot: u32) {
+        let may_guess = self.may_guess();
+        let slot = &mut self.slots[slot as usize];
+        if slot.ahead && !slot.due && may_guess {
+            slot.due = true;
+            self.due += 1;
+        }
+    }
+
+    /// The slot whose expert can best be spared: those that are still to come true go last,
+    /// although no use speaks for them so far.
+    fn victim(&self) -> Option<u32> {
+        self.victim_not_due().or_else(|| self.victim_of(Slot::may_go))
+    }
+
+    fn victim_not_due(&self) -> Option<u32> {
+        self.victim_of(|slot| slot.may_go() && !slot.due)
+    }
+
+    fn victim_of(&self, may_go: impl Fn(&Slot<R>) -> bool) -> Option<u32> {
+        let slot_of = |key: u32| self.map[key as usize];
+        let may_go = |key| slot_of(key).is_some_and(|slot: u32| may_go(&self.slots[slot as usize]));
+        self.ranking.victim(may_go).and_then(slot_of)
     }
 
     /// Gives an expert a free slot, if there is one, and queues the reads of all its tensors after
@@ -209,6 +241,7 @@ impl<R> Pool<R> {
         let number = self.free.pop()?;
         let slot = &mut self.slots[number as usize];
         slot.name = Some(name);
+        slot.claimed = None;
         self.map[name.key as usize] = Some(number);
         self.ranking.insert(name.key);
         for tensor in 0..self.tensors {
@@ -226,7 +259,7 @@ impl<R> Pool<R> {
         slot.holds += 1;
         let ready = slot.ready == all;
         let ahead = std::mem::take(&mut slot.ahead);
-        self.ahead -= usize::from(ahead);
+        self.due -= usize::from(std::mem::take(&mut slot.due));
         let ahead = ahead.then_some(if ready { Ahead::Useful } else { Ahead::Late });
         let mut sooner = 0;
         for ticket in slot.tickets.iter_mut().flatten() {
@@ -252,10 +285,25 @@ impl<R> Pool<R> {
         self.trim(queue);
     }
 
-    /// Gives up an expert that is read ahead, unless it has been chosen or has come.
-    pub(super) fn cancel(&mut self, slot: u32, queue: &mut Queue<Target>) {
-        if self.slots[slot as usize].ahead && self.slots[slot as usize].ready != self.all_ready() {
-            self.vacate(slot, queue);
+    /// Notes how long runs had `waited` when one chose an expert whose reads ahead were not
+    /// complete.
+    pub(super) fn claim(&mut self, slot: u32, waited: u64) {
+        self.slots[slot as usize].claimed.get_or_insert(waited);
+    }
+
+    /// Returns what [`claim`](Self::claim) has noted.
+    pub(super) fn claimed(&self, slot: u32) -> Option<u64> {
+        self.slots[slot as usize].claimed
+    }
+
+    /// Gives up an expert that is read ahead, unless it has been chosen or has come; if it has
+    /// come, it is one among the others from now on.
+    pub(super) fn cancel(&mut self, number: u32, queue: &mut Queue<Target>) {
+        let all = self.all_ready();
+        let slot = &mut self.slots[number as usize];
+        self.due -= usize::from(std::mem::take(&mut slot.due));
+        if slot.ahead && slot.ready != all {
+            self.vacate(number, queue);
             self.trim(queue);
         }
     }
@@ -312,8 +360,8 @@ impl<R> Pool<R> {
             for ticket in &mut slot.tickets {
                 ticket.take().and_then(|ticket| queue.cancel(ticket));
             }
+            self.due -= usize::from(std::mem::take(&mut slot.due));
             if std::mem::take(&mut slot.ahead) {
-                self.ahead -= 1;
                 self.wasted += u64::from(touched);
             }
             if let Some(name) = slot.name {
@@ -351,6 +399,8 @@ impl<R> Pool<R> {
                 ready: 0,
                 holds: 0,
                 ahead: false,
+                due: false,
+                claimed: None,
                 doomed: false,
             });
             self.slots.len() - 1
@@ -368,12 +418,7 @@ impl<R> Pool<R> {
                 self.committed -= 1;
                 continue;
             }
-            let (map, slots) = (&self.map, &self.slots);
-            let may_go =
-                |key| map[key as usize].is_some_and(|slot: u32| slots[slot as usize].may_go());
-            let Some(slot) = self.ranking.victim(may_go).and_then(|key| self.find(key)) else {
-                return;
-            };
+            let Some(slot) = self.victim() else { return };
             self.vacate(slot, queue);
         }
     }
@@ -412,6 +457,8 @@ impl<R: std::fmt::Debug> Pool<R> {
             }
             assert!(!slot.doomed || !slot.may_go(), "a doomed slot that may go is free");
             assert!(slot.holds == 0 || !slot.ahead);
+            assert!(slot.due <= slot.ahead, "{slot:?}");
+            assert!(slot.due || !slot.ahead || slot.ready == all, "a guess that is over comes");
             for (tensor, region) in slot.regions.iter().enumerate() {
                 let reading = slot.reading >> tensor & 1 == 1;
                 let ready = slot.ready >> tensor & 1 == 1;
@@ -428,7 +475,7 @@ impl<R: std::fmt::Debug> Pool<R> {
             }
         }
         assert_eq!(committed, self.committed);
-        assert_eq!(self.ahead, self.slots.iter().filter(|slot| slot.ahead).count());
+        assert_eq!(self.due, self.slots.iter().filter(|slot| slot.due).count());
         let named = self.slots.iter().filter(|slot| slot.name.is_some() && !slot.doomed).count();
         assert_eq!(self.map.iter().flatten().count(), named);
         let may_go = self.slots.iter().any(|slot| slot.name.is_some() && slot.may_go());
@@ -461,12 +508,13 @@ impl<R: std::fmt::Debug> Pool<R> {
             let key = slot.name.map(|name| name.key);
             write!(
                 out,
-                "[{key:?} {} {} {} {} {} {}]",
+                "[{key:?} {} {} {} {} {} {} {}]",
                 slot.regions.len(),
                 slot.reading,
                 slot.ready,
                 slot.holds,
                 slot.ahead,
+                slot.due,
                 slot.doomed
             )
             .unwrap();

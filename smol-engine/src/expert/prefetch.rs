@@ -98,9 +98,11 @@ pub struct PrefetchCounts {
     pub reads: u64,
     /// Time that these reads took, summed; not the time they were queued.
     pub read_time: Duration,
-    /// Time that the computation stood still while predicted experts were read, summed over
-    /// those reads: they may have kept it from what it needed.
+    /// Time that the computation stood still while predicted experts were read that no router had
+    /// chosen so far, summed over those reads: they may have kept it from what it needed.
     pub behind: Duration,
+    /// Time that the computation stood still for predicted experts whose reads were late.
+    pub late_wait: Duration,
     /// Time that the computation stood still for experts.
     pub wait: Duration,
 }

@@ -58,8 +58,10 @@ pub(super) struct Counters {
     /// Experts read, predicted or not, and the time that took.
     pub(super) reads: u64,
     pub(super) read_ns: u64,
-    /// Time that runs waited while predicted reads had the flash.
+    /// Time that runs waited while predicted reads had the flash that no run had chosen yet.
     pub(super) behind_ns: u64,
+    /// Time that runs waited while predicted reads had the flash that one had chosen meanwhile.
+    pub(super) late_ns: u64,
     /// Of each layer: experts chosen.
     pub(super) chosen: Vec<u64>,
 }
@@ -224,6 +226,10 @@ impl<R> State<R> {
                 }
             }
         }
+        if !self.runs[run].begun {
+            // What was predicted for the layer and not chosen keeps no place from what was.
+            self.cancel_predictions(layer, &[]);
+        }
         for &expert in experts {
             if self.runs[run].marks[expert as usize] == Mark::Missing {
                 let name = self.name(layer, expert);
@@ -253,7 +259,11 @@ impl<R> State<R> {
         self.wake.reads += found.sooner;
         match found.ahead {
             Some(Ahead::Useful) => self.counters.useful += 1,
-            Some(Ahead::Late) => self.counters.late += 1,
+            Some(Ahead::Late) => {
+                self.counters.late += 1;
+                let waited = self.waited_ns();
+                self.pools[pool].claim(slot, waited);
+            }
             None => {}
         }
     }
@@ -268,12 +278,14 @@ impl<R> State<R> {
             let name = self.name(layer, expert);
             let plan = &self.plan.layers[layer];
             let pool = &mut self.pools[plan.pool];
-            if pool.find(name.key).is_none() {
-                if pool.insert(name, Urgency::Predicted, self.epoch, &mut self.queue).is_none() {
-                    return;
-                }
-                self.wake.reads += plan.tensors;
+            if let Some(slot) = pool.find(name.key) {
+                pool.expect(slot);
+                continue;
             }
+            if pool.insert(name, Urgency::Predicted, self.epoch, &mut self.queue).is_none() {
+                return;
+            }
+            self.wake.reads += plan.tensors;
         }
     }
 
@@ -296,11 +308,12 @@ impl<R> State<R> {
         }
     }
 
-    /// Gives up what was predicted for a layer and has not come, except for some experts.
+    /// Gives up what was predicted for a layer and has not come, except for some experts; what has
+    /// come loses its privilege.
     fn cancel_predictions(&mut self, layer: usize, except: &[u32]) {
         let plan = &self.plan.layers[layer];
         let pool = &mut self.pools[plan.pool];
-        if pool.ahead() == 0 {
+        if pool.due() == 0 {
             return;
         }
         for expert in (0..plan.experts).filter(|expert| !except.contains(expert)) {
@@ -334,9 +347,6 @@ impl<R> State<R> {
         }
         self.choose(run, layer, experts);
         let is_first = !std::mem::replace(&mut self.runs[run].begun, true);
-        if is_first {
-            self.cancel_predictions(layer, &[]);
-        }
         let run = &mut self.runs[run];
         run.product.tensor = tensor as u8;
         run.product.left = experts.len();
@@ -526,8 +536,12 @@ impl<R> State<R> {
         let took = started.elapsed().as_nanos() as u64;
         self.counters.reads += u64::from(job.tensor == 0);
         self.counters.read_ns += took;
-        if job.urgency == Urgency::Predicted {
-            self.counters.behind_ns += self.waited_ns().saturating_sub(waited).min(took);
+        if let (Urgency::Predicted, Target::Slot { pool, slot, .. }) = (job.urgency, job.target) {
+            let now = self.waited_ns();
+            // From then on runs have waited for this very read.
+            let claimed = self.pools[pool as usize].claimed(slot).map_or(now, |at| at.max(waited));
+            self.counters.behind_ns += claimed.saturating_sub(waited).min(took);
+            self.counters.late_ns += now.saturating_sub(claimed).min(took);
         }
     }
 
@@ -634,6 +648,9 @@ impl<R> State<R> {
         self.pools.iter_mut().flat_map(Pool::take_freed).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 // Too many states for Miri, which the code that it walks through has no unsafe blocks for.
 #[cfg(all(test, not(miri)))]

@@ -63,7 +63,12 @@ fn pager() -> (Arc<Pager>, Vec<u8>) {
     let files: Vec<Arc<dyn ReadAt>> = vec![Arc::new(Memory(data.clone(), Mode::Direct))];
     let config = PagerConfig { readers: 2, verify: true, ..PagerConfig::default() };
     let budget = Pager::least_budget(&files, &layers, &config).unwrap();
-    (Pager::new(files, layers, &PagerConfig { budget, ..config }).unwrap(), data)
+    let config = PagerConfig { budget, ..config };
+    let foreseen = PoolSize::new(&files, &layers, &config).unwrap();
+    let pager = Pager::new(files, layers, &config).unwrap();
+    assert_eq!((foreseen.bytes, foreseen.experts), (pager.held(), 6));
+    assert_eq!(foreseen.slots, pager.statistics().slots);
+    (pager, data)
 }
 
 /// Returns the bytes of an expert as a kernel sees them.

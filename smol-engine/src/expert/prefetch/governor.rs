@@ -215,12 +215,13 @@ impl Window {
         let reads = since(now.reads, start.reads);
         let read_time = now.read_time.saturating_sub(start.read_time).as_secs_f64();
         let read = if reads > 0.0 { read_time / reads } else { 0.0 };
-        // Of a late read some part was over when it was needed: half, for want of better.
-        let saved = since(now.useful, start.useful) + 0.5 * since(now.late, start.late);
+        let chosen = since(now.useful, start.useful) + since(now.late, start.late);
+        let late_wait = now.late_wait.saturating_sub(start.late_wait).as_secs_f64();
         let behind = now.behind.saturating_sub(start.behind).as_secs_f64();
         let wasted = since(now.wasted, start.wasted);
         Self {
-            gain: saved * read,
+            // A late read saves what of it was over when it was needed.
+            gain: (chosen * read - late_wait).max(0.0),
             cost: behind + PUT_OUT * wasted * read,
             read,
             wait: now.wait.saturating_sub(start.wait).as_secs_f64() / f64::from(tokens.max(1)),

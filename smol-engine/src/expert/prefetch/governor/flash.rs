@@ -37,6 +37,7 @@ struct Queued {
 struct Early {
     layer: usize,
     right: bool,
+    begins: f64,
     done: f64,
 }
 
@@ -110,10 +111,13 @@ impl Flash {
                 predicted -= 1;
                 needed -= 1;
                 until = until.max(early.done);
+                // What it stands still for is this read itself.
+                self.reading_ahead.retain(|read| *read != (early.begins, early.done));
                 if early.done <= self.time {
                     self.counts.useful += 1;
                 } else {
                     self.counts.late += 1;
+                    self.counts.late_wait += milliseconds(early.done - self.time);
                 }
             } else {
                 self.counts.wasted += 1;
@@ -174,7 +178,7 @@ impl Flash {
             // It may have begun while the computation stood still.
             self.counts.behind += overlap((begins, done), self.stood);
             self.reading_ahead.push((begins, done));
-            self.early.push(Early { layer: queued.layer, right: queued.right, done });
+            self.early.push(Early { layer: queued.layer, right: queued.right, begins, done });
         }
     }
 
