@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::{Scope, ScopedJoinHandle};
 
@@ -11,35 +11,58 @@ use tempfile::NamedTempFile;
 use crate::error::Result;
 
 /// Writes a file beside `path` and renames it when `write` succeeds and all is on disk.
-pub(crate) fn write(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
-    // Renaming only works within a file system, so the temporary file goes to the same folder.
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    write_through(Temporary::new(folder)?, folder, path, write)
+///
+/// # Errors
+/// If `write` fails, or the system does; nothing is left behind then, and a file that was at `path` stays.
+pub fn write(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    write_through(Unpublished::create(path)?, write)
 }
 
-fn write_through(
-    temporary: Temporary,
-    folder: &Path,
-    path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> Result<()>,
-) -> Result<()> {
+fn write_through(new: Unpublished, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
     std::thread::scope(|scope| {
-        let mut out = BufWriter::with_capacity(1 << 20, Flowing::new(temporary.file(), scope)?);
+        let mut out = BufWriter::with_capacity(1 << 20, Flowing::new(new.file(), scope)?);
         write(&mut out)?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?;
         Ok::<_, crate::Error>(())
     })?;
-    temporary.file().sync_all()?;
-    temporary.persist(folder, path)?;
-    // The new name must be on disk too. Where folders can't be opened, nothing can be done.
-    #[cfg(unix)]
-    if let Ok(folder) = File::open(folder) {
-        folder.sync_all()?;
+    new.file().sync_all()?;
+    Ok(new.publish()?)
+}
+
+/// A file that isn't under its name yet; dropped before, it is gone.
+pub(crate) struct Unpublished {
+    temporary: Temporary,
+    folder: PathBuf,
+    path: PathBuf,
+}
+
+impl Unpublished {
+    /// Creates an empty file that will be at `path`.
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        // Renaming only works within a file system, so the temporary file goes to the same folder.
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let temporary = Temporary::new(&folder)?;
+        Ok(Self { temporary, folder, path: path.to_owned() })
     }
-    Ok(())
+
+    /// Returns the file, to be written and synced.
+    pub(crate) fn file(&self) -> &File {
+        self.temporary.file()
+    }
+
+    /// Gives the file its name, in place of one that may be there, and forces that to the disk.
+    pub(crate) fn publish(self) -> io::Result<()> {
+        self.temporary.persist(&self.folder, &self.path)?;
+        // Where folders can't be opened, nothing can be done.
+        #[cfg(unix)]
+        if let Ok(folder) = File::open(&self.folder) {
+            folder.sync_all()?;
+        }
+        Ok(())
+    }
 }
 
 /// A file whose bytes go to the disk while others are still written, so that little is left to do
@@ -197,7 +220,14 @@ mod tests {
         names
     }
 
-    const BOTH_KINDS: [fn(&Path) -> io::Result<Temporary>; 2] = [Temporary::new, Temporary::named];
+    type Create = fn(&Path) -> io::Result<Temporary>;
+    const BOTH_KINDS: [Create; 2] = [Temporary::new, Temporary::named];
+
+    fn new(create: Create, path: &Path) -> Unpublished {
+        let folder = path.parent().unwrap().to_owned();
+        let temporary = create(&folder).unwrap();
+        Unpublished { temporary, folder, path: path.to_owned() }
+    }
 
     #[test]
     #[cfg_attr(miri, ignore)]
@@ -205,9 +235,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new");
         for (round, temporary) in BOTH_KINDS.into_iter().enumerate() {
-            let temporary = temporary(folder.path()).unwrap();
+            let new = new(temporary, &path);
             let text = format!("round {round}");
-            write_through(temporary, folder.path(), &path, |out| {
+            write_through(new, |out| {
                 out.write_all(text.as_bytes())?;
                 assert_eq!(path.exists(), round > 0);
                 Ok(())
@@ -224,8 +254,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new");
         for temporary in BOTH_KINDS {
-            let temporary = temporary(folder.path()).unwrap();
-            let error = write_through(temporary, folder.path(), &path, |out| {
+            let error = write_through(new(temporary, &path), |out| {
                 out.write_all(&[1; 3 << 20])?;
                 Err(crate::ErrorKind::Stopped.into())
             });
@@ -257,8 +286,7 @@ mod tests {
         std::fs::write(&plain, "").unwrap();
         let path = folder.path().join("new");
         for temporary in BOTH_KINDS {
-            let temporary = temporary(folder.path()).unwrap();
-            write_through(temporary, folder.path(), &path, |_| Ok(())).unwrap();
+            write_through(new(temporary, &path), |_| Ok(())).unwrap();
             assert_eq!(mode(&path), mode(&plain));
         }
     }

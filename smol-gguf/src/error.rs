@@ -230,6 +230,14 @@ pub enum ErrorKind {
     /// Data was asked for but only the header was read.
     #[error("the data of tensor `{}` is out of reach: only the header was read", OneLine(tensor))]
     HeaderOnly { tensor: String },
+    /// The bytes came once, and were read or passed by already.
+    #[error(
+        "byte {at} has passed: the input comes once, front to back, and has come to byte {position}"
+    )]
+    StreamPassed { at: u64, position: u64 },
+    /// The bytes of a pipe or download ended too early.
+    #[error("truncated: the input ended at byte {at}, at least {} bytes are missing", wanted.saturating_sub(*at))]
+    StreamEnded { at: u64, wanted: u64 },
     /// There is no such tensor.
     #[error("no tensor `{}` in the file", OneLine(tensor))]
     NoSuchTensor { tensor: String },
@@ -238,6 +246,9 @@ pub enum ErrorKind {
     /// Files of a split model are missing.
     #[error("{} of {count} files of this model are missing: {}", missing.len(), Names(missing))]
     MissingShards { count: u32, missing: Vec<PathBuf> },
+    /// More or fewer files of a split model were given than it has.
+    #[error("the model has {count} files, {found} were given")]
+    ShardTotal { count: u32, found: u64 },
     /// The name of a file of a split model doesn't follow the convention.
     #[error(
         "the file is one of {count} of a split model but isn't named so, expected are {}",
@@ -335,6 +346,9 @@ pub enum ErrorKind {
     /// Tensor data has another size than declared.
     #[error("tensor `{}` was declared with {expected} bytes of data, got {found}", OneLine(tensor))]
     WriteSize { tensor: String, expected: u64, found: u64 },
+    /// The data of a tensor was to be used twice, but isn't that of a source.
+    #[error("tensor `{}` is not a plain copy of a source's tensor", OneLine(tensor))]
+    NoCopy { tensor: String },
     /// The caller broke off.
     #[error("stopped")]
     Stopped,

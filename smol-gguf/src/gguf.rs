@@ -12,6 +12,7 @@ use crate::error::{ErrorKind, Result};
 use crate::header::{self, Accept, Header};
 use crate::mapped::MappedFile;
 use crate::source::{PositionedFile, Source};
+use crate::stream::{ByteStream, Stream};
 use crate::{Metadata, TensorInfo, experts};
 
 /// A GGUF file: metadata and tensor descriptions in memory, tensor data within reach.
@@ -146,6 +147,42 @@ impl Gguf {
         let file_len = bytes.len() as u64;
         let header = header::parse(&bytes[..], file_len, Accept::Whole)?;
         Ok(Self::new(header, Source::Bytes(bytes), file_len))
+    }
+
+    /// Reads the header of a file that comes once, front to back. `name` stands for it in errors.
+    ///
+    /// Tensor data can be read once too, in the file's order; what is left out is passed by.
+    /// [`Rewriter`](crate::Rewriter) does so.
+    ///
+    /// # Errors
+    ///
+    /// When reading fails or the header isn't valid.
+    pub fn from_stream(name: impl AsRef<Path>, stream: impl ByteStream + 'static) -> Result<Self> {
+        let read = || {
+            let (stream, len) = Stream::new(Box::new(stream))?;
+            // Nobody knows: lengths in the header are only believed as far as bytes come.
+            let most = len.unwrap_or(i64::MAX as u64);
+            let header = header::parse(stream.reader(), most, Accept::Whole)?;
+            let end = |t: &TensorInfo| t.offset().saturating_add(t.n_bytes());
+            let data_len = header.tensors.iter().map(end).max().unwrap_or(0);
+            let file_len = len.unwrap_or(header.data_offset.saturating_add(data_len));
+            Ok(Self::new(header, Source::Stream(Arc::new(stream)), file_len))
+        };
+        let name = name.as_ref();
+        read().map(|gguf: Self| gguf.named(name)).map_err(|e: crate::Error| e.at(name))
+    }
+
+    /// Reports whether the file comes [once, front to back](Self::from_stream).
+    pub fn is_stream(&self) -> bool {
+        matches!(self.source, Source::Stream(_))
+    }
+
+    /// Returns the open file that tensor data is read from, if there is one.
+    pub(crate) fn open_file(&self) -> Option<&File> {
+        match &self.source {
+            Source::File(file) => Some(file.file()),
+            _ => None,
+        }
     }
 
     fn new(header: Header, source: Source, file_len: u64) -> Self {

@@ -1,5 +1,6 @@
 //! Models in several files, named `NAME-00001-of-00004.gguf` and so on.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use crate::error::{ErrorKind, Result};
@@ -154,16 +155,46 @@ impl Shards {
 
         let mut shards = Vec::with_capacity(paths.len());
         for (index, path) in (0..count).zip(&paths) {
-            let shard = if index == name.index() { given.clone() } else { open(path)? };
-            let found = split_number(&shard, SPLIT_NO)?;
+            shards.push(if index == name.index() { given.clone() } else { open(path)? });
+        }
+        Self::assemble(shards)
+    }
+
+    /// Takes the files of a model, all of them in their order, wherever they come from.
+    ///
+    /// # Errors
+    ///
+    /// When a file's `split.no` doesn't fit its place, or a tensor is missing or comes twice.
+    pub fn assemble(files: Vec<Gguf>) -> Result<Self> {
+        let Some(first) = files.first() else {
+            return Err(ErrorKind::ShardCount { found: 0 }.into());
+        };
+        let count = split_number(first, SPLIT_COUNT)?.unwrap_or(0).max(1);
+        if count as usize != files.len() {
+            let found = files.len() as u64;
+            return Err(first.locate(ErrorKind::ShardTotal { count, found }.into()));
+        }
+        if count == 1 {
+            return Ok(Self(files));
+        }
+        for (index, shard) in (0..).zip(&files) {
+            let found = split_number(shard, SPLIT_NO)?;
             if found != Some(index) {
                 return Err(shard.locate(ErrorKind::ShardPlace { found, expected: index }.into()));
             }
-            shards.push(shard);
         }
-        let shards = Self(shards);
+        let shards = Self(files);
         shards.check_tensors()?;
         Ok(shards)
+    }
+
+    /// Returns how many files a model has of which this is the first, as it says itself.
+    ///
+    /// # Errors
+    ///
+    /// When `split.count` is of another type than llama.cpp reads.
+    pub fn count_of(first: &Gguf) -> Result<u32> {
+        Ok(split_number(first, SPLIT_COUNT)?.unwrap_or(0).max(1))
     }
 
     fn check_tensors(&self) -> Result<()> {
@@ -298,55 +329,28 @@ pub enum SplitBy {
 /// # Ok::<(), smol_gguf::Error>(())
 /// ```
 pub fn split(source: &Gguf, prefix: impl Into<PathBuf>, by: SplitBy) -> Result<Vec<PathBuf>> {
-    let parts = cut(source, by);
-    let count = u16::try_from(parts.len())
-        .map_err(|_| source.locate(ErrorKind::ShardCount { found: parts.len() as u64 }.into()))?;
-    let prefix = prefix.into();
-    let mut written = Vec::with_capacity(parts.len());
-    for (index, tensors) in (0..count).zip(&parts) {
-        let metadata = if index == 0 {
-            source.metadata().clone()
-        } else {
-            // All shards are aligned alike.
-            let alignment = source.get(crate::ALIGNMENT_KEY);
-            alignment.map(|v| (crate::ALIGNMENT_KEY, v.clone())).into_iter().collect()
-        };
-        let mut plan = Rewriter::empty(metadata);
-        plan.set(SPLIT_NO, index).set(SPLIT_COUNT, count);
-        plan.set(SPLIT_TENSORS_COUNT, source.tensors().len() as i32);
-        for tensor in *tensors {
-            plan.add_copy(source, tensor);
-        }
-        let path = ShardName::new(&prefix, index.into(), count.into()).path();
-        if let Err(error) = plan.write_file(&path) {
-            for path in &written {
-                // The first error is the one to report.
-                let _ = std::fs::remove_file(path);
-            }
-            return Err(error);
-        }
-        written.push(path);
-    }
-    Ok(written)
+    let plan = Rewriter::new(source);
+    plan.write_split(prefix, by, |_| ControlFlow::Continue(())).map_err(|e| source.locate(e))
 }
 
-fn cut(source: &Gguf, by: SplitBy) -> Vec<&[TensorInfo]> {
-    let mut parts = Vec::new();
-    let (mut start, mut bytes) = (0, 0u64);
-    let tensors = source.tensors();
-    for (i, tensor) in tensors.iter().enumerate() {
+/// Returns where each part of tensors ends when they are cut.
+pub(crate) fn cut<'t>(tensors: impl Iterator<Item = &'t TensorInfo>, by: SplitBy) -> Vec<usize> {
+    let mut ends = Vec::new();
+    let (mut start, mut bytes, mut len) = (0, 0u64, 0);
+    for (i, tensor) in tensors.enumerate() {
         let full = match by {
             SplitBy::Tensors(max) => i - start >= max.max(1),
             SplitBy::Bytes(max) => bytes.saturating_add(tensor.n_bytes()) > max && i > start,
         };
         if full {
-            parts.push(&tensors[start..i]);
+            ends.push(i);
             (start, bytes) = (i, 0);
         }
         bytes = bytes.saturating_add(tensor.n_bytes());
+        len = i + 1;
     }
-    parts.push(&tensors[start..]);
-    parts
+    ends.push(len);
+    ends
 }
 
 #[cfg(test)]

@@ -7,13 +7,15 @@ use std::sync::Arc;
 
 use crate::mapped::MappedFile;
 use crate::positioned;
+use crate::stream::Stream;
 
-/// A file's bytes: in memory, mapped, read on demand, or out of reach.
+/// A file's bytes: in memory, mapped, read on demand or once, or out of reach.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     Bytes(Arc<[u8]>),
     Mapped(Arc<MappedFile>),
     File(Arc<PositionedFile>),
+    Stream(Arc<Stream>),
     HeaderOnly,
 }
 
@@ -23,7 +25,7 @@ impl Source {
         let all: &[u8] = match self {
             Self::Bytes(bytes) => bytes,
             Self::Mapped(map) => map,
-            Self::File(_) | Self::HeaderOnly => return None,
+            Self::File(_) | Self::Stream(_) | Self::HeaderOnly => return None,
         };
         let start = usize::try_from(start).ok()?;
         all.get(start..)?.get(..usize::try_from(len).ok()?)
@@ -31,8 +33,10 @@ impl Source {
 
     /// Fills `buf` from the bytes at `start`.
     pub(crate) fn read_exact_at(&self, buf: &mut [u8], start: u64) -> io::Result<()> {
-        if let Self::File(file) = self {
-            return file.read_exact_at(buf, start);
+        match self {
+            Self::File(file) => return file.read_exact_at(buf, start),
+            Self::Stream(stream) => return Ok(stream.read_exact_at(buf, start)?),
+            _ => {}
         }
         let bytes = self
             .slice(start, buf.len() as u64)
@@ -71,6 +75,11 @@ impl PositionedFile {
             #[cfg(not(any(unix, windows)))]
             turn: std::sync::Mutex::new(()),
         }
+    }
+
+    /// Returns the file, of which nobody may move the position.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     fn read_exact_at(&self, buf: &mut [u8], start: u64) -> io::Result<()> {

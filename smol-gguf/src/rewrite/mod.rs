@@ -1,17 +1,23 @@
 //! Rewriting: a copy of a file with changed keys and tensors, in constant memory.
 
+mod convert;
+mod pass;
+
 use std::borrow::Cow;
 use std::fmt;
-use std::io::{self, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::Path;
-use std::sync::mpsc;
+use std::path::{Path, PathBuf};
 
 use crate::error::{ErrorKind, Result};
-use crate::writer::DataWriter;
+use crate::shards::{self, SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS_COUNT};
 use crate::{
-    ExpertName, Gguf, Metadata, Shards, TensorInfo, TensorType, Value, Writer, atomic_file, experts,
+    ALIGNMENT_KEY, EXPERTS_OFFSET_KEY, ExpertName, Gguf, Metadata, ShardName, Shards, SplitBy,
+    TensorInfo, TensorType, Value, Writer, experts,
 };
+
+pub use convert::Rows;
+use convert::Stage;
 
 /// Produces the data of a tensor when its turn comes.
 type Produce<'a> = Box<dyn Fn(&mut dyn Write) -> Result<()> + Send + Sync + 'a>;
@@ -29,9 +35,19 @@ enum Content<'a> {
 pub struct Entry<'a> {
     info: TensorInfo,
     content: Content<'a>,
+    /// What the content goes through before it is written.
+    stages: Vec<Stage<'a>>,
 }
 
-impl Entry<'_> {
+impl<'a> Entry<'a> {
+    fn new(info: TensorInfo, content: Content<'a>) -> Self {
+        Self { info, content, stages: Vec::new() }
+    }
+
+    fn copy(source: &'a Gguf, tensor: &TensorInfo) -> Self {
+        Self::new(tensor.clone(), Content::Copy { source, tensor: tensor.clone() })
+    }
+
     /// Returns name, shape and type; the offset isn't set yet.
     pub fn info(&self) -> &TensorInfo {
         &self.info
@@ -45,14 +61,17 @@ impl fmt::Debug for Entry<'_> {
             Content::Bytes(bytes) => format!("{} bytes", bytes.len()),
             Content::Produced(_) => "produced".into(),
         };
-        f.debug_struct("Entry").field("info", &self.info).field("content", &content).finish()
+        let mut debug = f.debug_struct("Entry");
+        debug.field("info", &self.info).field("content", &content);
+        debug.field("conversions", &self.stages.len()).finish()
     }
 }
 
 /// A plan for a new file made from others: keys and tensors as in the source, then edited.
 ///
-/// Edits are cheap and combine in any order; data moves only when the file is written, once,
-/// front to back, in constant memory.
+/// Edits are cheap and combine in any order; data moves only when the file is written, in one
+/// pass and in constant memory. A source may be a [stream](Gguf::from_stream), which is read front
+/// to back whatever the order of the new file.
 ///
 /// # Examples
 ///
@@ -95,8 +114,11 @@ impl<'a> Rewriter<'a> {
     /// Plans a single file with all that is in the shards of a split one.
     pub fn from_shards(shards: &'a Shards) -> Self {
         let mut metadata = shards.first().metadata().clone();
-        for key in crate::shards::SPLIT_KEYS {
+        for key in SPLIT_KEYS {
             metadata.remove(key);
+        }
+        if shards.iter().any(|shard| shard.contains(EXPERTS_OFFSET_KEY)) {
+            experts::mark(&mut metadata);
         }
         let mut plan = Self { metadata, entries: Vec::new() };
         for shard in shards.iter() {
@@ -111,10 +133,7 @@ impl<'a> Rewriter<'a> {
     }
 
     fn copy_tensors(&mut self, source: &'a Gguf) {
-        self.entries.extend(source.tensors().iter().map(|tensor| Entry {
-            info: tensor.clone(),
-            content: Content::Copy { source, tensor: tensor.clone() },
-        }));
+        self.entries.extend(source.tensors().iter().map(|tensor| Entry::copy(source, tensor)));
     }
 
     /// Sets a key; an existing one keeps its place.
@@ -184,9 +203,8 @@ impl<'a> Rewriter<'a> {
         ty: TensorType,
         data: impl Into<Cow<'a, [u8]>>,
     ) -> Result<&mut Self> {
-        let entry = self.entry(name)?;
-        entry.info = TensorInfo::new(name, shape, ty, 0)?;
-        entry.content = Content::Bytes(data.into());
+        let info = TensorInfo::new(name, shape, ty, 0)?;
+        *self.entry(name)? = Entry::new(info, Content::Bytes(data.into()));
         Ok(self)
     }
 
@@ -203,9 +221,84 @@ impl<'a> Rewriter<'a> {
         ty: TensorType,
         produce: impl Fn(&mut dyn Write) -> Result<()> + Send + Sync + 'a,
     ) -> Result<&mut Self> {
+        let info = TensorInfo::new(name, shape, ty, 0)?;
+        *self.entry(name)? = Entry::new(info, Content::Produced(Box::new(produce)));
+        Ok(self)
+    }
+
+    /// Gives a tensor another shape and type, and passes its data through `convert`, which gets it
+    /// piece by piece in whole rows and writes the new data; it keeps its place. Unlike
+    /// [`replace_with`](Self::replace_with) that works for sources that are read only once.
+    ///
+    /// Converted again, a tensor goes through both, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As [`replace`](Self::replace).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use smol_gguf::{TensorType, Writer};
+    /// # let mut writer = Writer::new();
+    /// # writer.tensor("a", &[2, 3], TensorType::F32)?;
+    /// # let mut data = writer.start(Vec::new())?;
+    /// # data.write_tensor("a", &[7; 24])?;
+    /// # let bytes = data.finish()?;
+    /// use smol_gguf::{Gguf, Rewriter};
+    /// use std::io::Cursor;
+    ///
+    /// let source = Gguf::from_stream("a pipe", Cursor::new(bytes))?;
+    /// let mut plan = Rewriter::new(&source);
+    /// plan.convert("a", &[2, 2], TensorType::F32, |rows, out| {
+    ///     for (row, bytes) in rows.iter() {
+    ///         if row != 1 {
+    ///             out.write_all(bytes)?; // all but the second
+    ///         }
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(Gguf::from_bytes(plan.write(Vec::new())?)?.tensors()[0].n_bytes(), 16);
+    /// # Ok::<(), smol_gguf::Error>(())
+    /// ```
+    pub fn convert(
+        &mut self,
+        name: &str,
+        shape: &[u64],
+        ty: TensorType,
+        convert: impl Fn(Rows<'_>, &mut dyn Write) -> Result<()> + Send + Sync + 'a,
+    ) -> Result<&mut Self> {
+        let info = TensorInfo::new(name, shape, ty, 0)?;
         let entry = self.entry(name)?;
-        entry.info = TensorInfo::new(name, shape, ty, 0)?;
-        entry.content = Content::Produced(Box::new(produce));
+        entry.stages.push(Stage::new(entry.info.row_bytes(), Box::new(convert)));
+        entry.info = info;
+        Ok(self)
+    }
+
+    /// Adds a tensor at the end that `convert` makes from the data of another one of the plan,
+    /// which stays: as [`convert`](Self::convert), in the same pass.
+    ///
+    /// # Errors
+    ///
+    /// When there is no tensor `from`, it is no copy from a source or was converted already, or as
+    /// [`add`](Self::add).
+    pub fn add_converted(
+        &mut self,
+        name: &str,
+        from: &str,
+        shape: &[u64],
+        ty: TensorType,
+        convert: impl Fn(Rows<'_>, &mut dyn Write) -> Result<()> + Send + Sync + 'a,
+    ) -> Result<&mut Self> {
+        let entry = &self.entries[self.position(from)?];
+        let (Content::Copy { source, tensor }, true) = (&entry.content, entry.stages.is_empty())
+        else {
+            return Err(ErrorKind::NoCopy { tensor: from.to_owned() }.into());
+        };
+        let content = Content::Copy { source, tensor: tensor.clone() };
+        let mut added = Entry::new(TensorInfo::new(name, shape, ty, 0)?, content);
+        added.stages.push(Stage::new(tensor.row_bytes(), Box::new(convert)));
+        self.entries.push(added);
         Ok(self)
     }
 
@@ -222,7 +315,7 @@ impl<'a> Rewriter<'a> {
         data: impl Into<Cow<'a, [u8]>>,
     ) -> Result<&mut Self> {
         let info = TensorInfo::new(name, shape, ty, 0)?;
-        self.entries.push(Entry { info, content: Content::Bytes(data.into()) });
+        self.entries.push(Entry::new(info, Content::Bytes(data.into())));
         Ok(self)
     }
 
@@ -239,16 +332,13 @@ impl<'a> Rewriter<'a> {
         produce: impl Fn(&mut dyn Write) -> Result<()> + Send + Sync + 'a,
     ) -> Result<&mut Self> {
         let info = TensorInfo::new(name, shape, ty, 0)?;
-        self.entries.push(Entry { info, content: Content::Produced(Box::new(produce)) });
+        self.entries.push(Entry::new(info, Content::Produced(Box::new(produce))));
         Ok(self)
     }
 
     /// Adds a copy of a tensor of a file at the end.
     pub fn add_copy(&mut self, source: &'a Gguf, tensor: &TensorInfo) -> &mut Self {
-        self.entries.push(Entry {
-            info: tensor.clone(),
-            content: Content::Copy { source, tensor: tensor.clone() },
-        });
+        self.entries.push(Entry::copy(source, tensor));
         self
     }
 
@@ -307,22 +397,22 @@ impl<'a> Rewriter<'a> {
     ///
     /// When two tensors have the same name, and as [`Writer::layout`].
     pub fn writer(&self) -> Result<Writer> {
-        let mut writer = Writer::with_metadata(self.metadata.clone());
-        for entry in &self.entries {
-            writer.tensor(entry.info.name(), entry.info.shape(), entry.info.ty())?;
-        }
-        experts::settle_marker(&mut writer)?;
-        Ok(writer)
+        declare(self.metadata.clone(), &self.entries)
     }
 
-    /// Writes the new file and returns the output.
+    /// Writes the new file, tensor by tensor, and returns the output.
     ///
     /// # Errors
     ///
-    /// As [`Writer::start`] and [`DataWriter::finish`], and when source data can't be read.
+    /// As [`Writer::start`] and [`DataWriter::finish`](crate::DataWriter::finish), and when source
+    /// data can't be read: that of a [stream](Gguf::from_stream) only in its own order.
     pub fn write<W: Write>(&self, out: W) -> Result<W> {
         let mut data = self.writer()?.start(out)?;
-        self.write_data(&mut data)?;
+        for entry in &self.entries {
+            let mut out = data.tensor(entry.info.name())?;
+            entry.write(&mut out)?;
+            out.finish()?;
+        }
         data.finish()
     }
 
@@ -347,42 +437,76 @@ impl<'a> Rewriter<'a> {
     pub fn write_file_with(
         &self,
         path: impl AsRef<Path>,
-        progress: impl FnMut(u64) -> ControlFlow<()>,
+        mut progress: impl FnMut(u64) -> ControlFlow<()>,
     ) -> Result<()> {
-        let path = path.as_ref();
-        let writer = self.writer()?;
-        atomic_file::write(path, |out| {
-            let mut data = writer.start(Watched { out, done: 0, progress })?;
-            self.write_data(&mut data)?;
-            data.finish()?;
-            Ok(())
-        })
-        .map_err(|e| e.at(path))
+        let path = path.as_ref().to_owned();
+        let new = pass::NewFile { path, writer: self.writer()?, entries: &self.entries };
+        pass::write(&[new], &mut progress)
     }
 
-    fn write_data<W: Write>(&self, data: &mut DataWriter<W>) -> Result<()> {
-        for entry in &self.entries {
-            let name = entry.info.name();
-            match &entry.content {
-                Content::Bytes(bytes) => data.write_tensor(name, bytes)?,
-                Content::Produced(produce) => {
-                    let mut out = data.tensor(name)?;
-                    produce(&mut out)?;
-                    out.finish()?;
+    /// Writes the model in several files named after `prefix`, and returns their paths. The first
+    /// has all metadata; all appear when the last one is complete, but for more than a hundred.
+    ///
+    /// `progress` is told as by [`write_file_with`](Self::write_file_with), of all files together.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_file_with`](Self::write_file_with), and when there would be more than 65,535
+    /// files. None is left behind.
+    pub fn write_split(
+        &self,
+        prefix: impl Into<PathBuf>,
+        by: SplitBy,
+        mut progress: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Vec<PathBuf>> {
+        let files = self.split_into(prefix.into(), by)?;
+        pass::write(&files, &mut progress)?;
+        Ok(files.into_iter().map(|file| file.path).collect())
+    }
+
+    /// Returns the paths and sizes in bytes of the files that [`write_split`](Self::write_split)
+    /// makes.
+    ///
+    /// # Errors
+    ///
+    /// As [`writer`](Self::writer), and when there would be more than 65,535 files.
+    pub fn split_layout(
+        &self,
+        prefix: impl Into<PathBuf>,
+        by: SplitBy,
+    ) -> Result<Vec<(PathBuf, u64)>> {
+        let files = self.split_into(prefix.into(), by)?;
+        files.into_iter().map(|file| Ok((file.path, file.writer.layout()?.1))).collect()
+    }
+
+    fn split_into(&self, prefix: PathBuf, by: SplitBy) -> Result<Vec<pass::NewFile<'_, 'a>>> {
+        let ends = shards::cut(self.tensors(), by);
+        let count = u16::try_from(ends.len())
+            .map_err(|_| ErrorKind::ShardCount { found: ends.len() as u64 })?;
+        let mut start = 0;
+        let mut files = Vec::with_capacity(ends.len());
+        for (index, end) in (0..count).zip(ends) {
+            let entries = &self.entries[start..end];
+            start = end;
+            let mut metadata = Metadata::new();
+            if index == 0 {
+                metadata = self.metadata.clone();
+            } else {
+                // All shards are aligned alike, and all that have experts say so.
+                if let Some(alignment) = self.metadata.get(ALIGNMENT_KEY) {
+                    metadata.set(ALIGNMENT_KEY, alignment.clone());
                 }
-                Content::Copy { source, tensor } => {
-                    // Data in memory goes out in one piece, without a buffer in between.
-                    if let Some(bytes) = source.data_in_memory(tensor) {
-                        data.write_tensor(name, bytes)?;
-                    } else {
-                        let mut out = data.tensor(name)?;
-                        copy(&mut source.data_reader(tensor)?, &mut out, tensor.n_bytes())?;
-                        out.finish()?;
-                    }
+                if self.metadata.contains(EXPERTS_OFFSET_KEY) {
+                    experts::mark(&mut metadata);
                 }
             }
+            metadata.set(SPLIT_NO, index);
+            metadata.set(SPLIT_COUNT, count);
+            metadata.set(SPLIT_TENSORS_COUNT, self.entries.len() as i32);
+            let path = ShardName::new(&prefix, index.into(), count.into()).path();
+            files.push(pass::NewFile { path, writer: declare(metadata, entries)?, entries });
         }
-        Ok(())
+        Ok(files)
     }
 
     fn position(&self, name: &str) -> Result<usize> {
@@ -398,66 +522,12 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// An output that tells how far it has got, and stops when it is told to.
-struct Watched<W, P> {
-    out: W,
-    done: u64,
-    progress: P,
-}
-
-impl<W: Write, P: FnMut(u64) -> ControlFlow<()>> Write for Watched<W, P> {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        const MOST: usize = 4 << 20;
-        let n = self.out.write(&buf[..buf.len().min(MOST)])?;
-        self.done += n as u64;
-        match (self.progress)(self.done) {
-            ControlFlow::Continue(()) => Ok(n),
-            ControlFlow::Break(()) => Err(crate::Error::from(ErrorKind::Stopped).into()),
-        }
+/// Declares a file with these tensors.
+fn declare(metadata: Metadata, entries: &[Entry<'_>]) -> Result<Writer> {
+    let mut writer = Writer::with_metadata(metadata);
+    for entry in entries {
+        writer.tensor(entry.info.name(), entry.info.shape(), entry.info.ty())?;
     }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
-    }
-}
-
-/// Copies through buffers large enough for disks; of long data the next piece is read while one
-/// is written.
-fn copy(from: &mut (impl io::Read + Send), to: &mut impl Write, len: u64) -> io::Result<()> {
-    const PIECE: usize = 1 << 20;
-    if len <= 4 * PIECE as u64 {
-        let mut buf = vec![0; PIECE.min(len as usize)];
-        while let n @ 1.. = from.read(&mut buf)? {
-            to.write_all(&buf[..n])?;
-        }
-        return Ok(());
-    }
-    std::thread::scope(|scope| {
-        let (full, pieces) = mpsc::sync_channel::<io::Result<Vec<u8>>>(1);
-        let (empty, buffers) = mpsc::channel::<Vec<u8>>();
-        for _ in 0..2 {
-            // Its receiver lives until the thread below has it.
-            let _ = empty.send(Vec::new());
-        }
-        std::thread::Builder::new().name("gguf-reader".into()).spawn_scoped(scope, move || {
-            for mut buf in buffers {
-                buf.resize(PIECE, 0);
-                let read = from.read(&mut buf).map(|n| {
-                    buf.truncate(n);
-                    buf
-                });
-                let ends = read.as_ref().map_or(true, Vec::is_empty);
-                // The writer is gone when it has failed.
-                if full.send(read).is_err() || ends {
-                    return;
-                }
-            }
-        })?;
-        for piece in pieces {
-            let piece = piece?;
-            to.write_all(&piece)?;
-            let _ = empty.send(piece);
-        }
-        Ok(())
-    })
+    experts::settle_marker(&mut writer)?;
+    Ok(writer)
 }
