@@ -9,6 +9,7 @@
 //! - [`expert`] keeps the experts of a mixture that is larger than memory in a pool
 //!   ([`expert::Pager`]): policies, routing with regard to what is there, reading ahead,
 //!   traces and their simulation.
+//! - [`pack_cache`] keeps weights that were packed once on flash and maps them at the next load.
 //! - [`stream`] reads the weights of a dense model that is larger than memory in the order in
 //!   which a graph uses them ([`stream::Stream`]).
 //!
@@ -20,4 +21,5 @@
 pub mod expert;
 pub mod io;
 pub mod machine;
+pub mod pack_cache;
 pub mod stream;
