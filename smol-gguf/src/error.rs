@@ -339,6 +339,11 @@ pub enum ErrorKind {
     #[error("no token would be left in the vocabulary head")]
     EmptyHead,
 
+    // ---- importance
+    /// A file is no importance matrix that can be used.
+    #[error("{}", OneLine(what))]
+    Importance { what: String },
+
     // ---- writing
     /// Tensor data came in another order than declared.
     #[error("tensor data out of order: expected {expected}, got `{}`", OneLine(found))]

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::{Gguf, Rewriter, Shards, TensorInfo, TensorType};
+use crate::{Gguf, Rewriter, Rows, Shards, TensorInfo, TensorType};
 
 /// The tensor that tells which token each row of a pruned head belongs to: ascending ids, as `i32` or `i64`.
 ///
@@ -16,9 +16,6 @@ const OUTPUT: &str = "output.weight";
 const OUTPUT_BIAS: &str = "output.bias";
 /// The head of models that have no other.
 const EMBEDDINGS: &str = "token_embd.weight";
-
-/// Most of a head that is in memory at once, in bytes.
-const CHUNK_BYTES: u64 = 1 << 20;
 
 /// What [`Rewriter::prune_head`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,28 +93,30 @@ impl<'a> Rewriter<'a> {
         ids.sort_unstable();
         ids.dedup();
         let own = source.tensor(OUTPUT);
-        let (file, head) = own
+        let (_, head) = own
             .or_else(|| source.tensor(EMBEDDINGS))
             .filter(|(_, head)| head.shape().len() == 2 && head.ty().block_len() <= head.shape()[0])
             .ok_or(ErrorKind::NoHead)?;
         let rows = rows_of(&ids, head.n_rows(), source.output_ids()?)?;
         let shape = [head.shape()[0], rows.len() as u64];
-        let some_rows = |file: &'a Gguf, tensor: &'a TensorInfo, row_bytes| {
-            let rows = rows.clone();
-            move |out: &mut dyn Write| copy_rows(file, tensor, row_bytes, &rows, out)
+        let (kept, ty) = (rows.clone(), head.ty());
+        let some_rows = move |all: Rows<'_>, out: &mut dyn Write| {
+            let kept = all.iter().filter(|(row, _)| kept.binary_search(row).is_ok());
+            Ok(out.write_all(&kept.flat_map(|(_, bytes)| bytes).copied().collect::<Vec<u8>>())?)
         };
-        let produce = some_rows(file, head, head.row_bytes());
         match own {
-            Some(_) => self.replace_with(OUTPUT, &shape, head.ty(), produce)?,
-            None => self.add_with(OUTPUT, &shape, head.ty(), produce)?,
+            Some(_) => self.convert(OUTPUT, &shape, ty, some_rows)?,
+            None => self.add_converted(OUTPUT, EMBEDDINGS, &shape, ty, some_rows)?,
         };
-        if let Some((file, bias)) = source.tensor(OUTPUT_BIAS) {
+        if let Some((_, bias)) = source.tensor(OUTPUT_BIAS) {
             if bias.n_elements() != head.n_rows() || bias.ty().block_len() != 1 {
                 return Err(ErrorKind::NoHead.into());
             }
-            let element = bias.n_bytes() / bias.n_elements();
-            let produce = some_rows(file, bias, element);
-            self.replace_with(OUTPUT_BIAS, &shape[1..], bias.ty(), produce)?;
+            let element = (bias.n_bytes() / bias.n_elements()) as usize;
+            self.convert(OUTPUT_BIAS, &shape[1..], bias.ty(), move |all, out| {
+                let of = |&row: &u64| &all.bytes()[row as usize * element..][..element];
+                Ok(out.write_all(&rows.iter().flat_map(of).copied().collect::<Vec<u8>>())?)
+            })?;
         }
         if source.tensor(OUTPUT_IDS).is_some() {
             self.remove_tensor(OUTPUT_IDS)?;
@@ -149,27 +148,6 @@ fn rows_of(ids: &[u32], n_rows: u64, kept: Option<Vec<u32>>) -> Result<Vec<u64>>
             .ok_or_else(|| Error::from(ErrorKind::HeadToken { token: id, rows: n_rows }))
     };
     ids.iter().map(row_of).collect()
-}
-
-/// Copies rows of a tensor, ascending; neighbours are read at once.
-fn copy_rows(
-    file: &Gguf,
-    tensor: &TensorInfo,
-    row_bytes: u64,
-    mut rows: &[u64],
-    out: &mut dyn Write,
-) -> Result<()> {
-    let most = (CHUNK_BYTES / row_bytes.max(1)).max(1);
-    let mut buf = Vec::new();
-    while let [first, ..] = *rows {
-        let is_next = |&(index, &row): &(usize, &u64)| row == first + index as u64;
-        let count = rows.iter().take(most as usize).enumerate().take_while(is_next).count();
-        buf.resize(count * row_bytes as usize, 0);
-        file.read_data(tensor, first * row_bytes, &mut buf)?;
-        out.write_all(&buf)?;
-        rows = &rows[count..];
-    }
-    Ok(())
 }
 
 fn read_ids(file: &Gguf, tensor: &TensorInfo) -> Result<Vec<u32>> {

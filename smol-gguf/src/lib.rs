@@ -3,8 +3,9 @@
 //! - [`Gguf`] reads a file: metadata, tensor descriptions, tensor data. [`Shards`] does so for
 //!   models in several files.
 //! - [`check`] finds what would make llama.cpp abort, crash or compute garbage, before it does.
-//! - [`Writer`] writes a file as a stream, [`Rewriter`] makes a changed copy, [`split`] cuts one
-//!   into shards; all in constant memory, and files appear only when they are complete.
+//! - [`Writer`] writes a file as a stream, [`Rewriter`] makes a changed copy in one pass, even of
+//!   a pipe or a download ([`Gguf::from_stream`]), [`split`] cuts one into shards; all in constant
+//!   memory, and files appear only when they are complete.
 //! - [`Rewriter::experts_last`] puts the routed experts of a mixture behind all else, and
 //!   [`Punch`] frees their bytes in a file once another one holds them.
 //!
@@ -40,6 +41,7 @@ mod foreign;
 mod gguf;
 mod head;
 mod header;
+mod importance;
 mod mapped;
 mod metadata;
 mod positioned;
@@ -61,6 +63,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use experts::{EXPERT_ALIGNMENT, EXPERTS_OFFSET_KEY, ExpertName, ExpertPart, PADDING_KEY};
 pub use gguf::{Gguf, TensorReader};
 pub use head::{OUTPUT_IDS, PrunedHead};
+pub use importance::ImportanceMatrix;
 pub use metadata::Metadata;
 pub use punch::{Compared, Punch};
 pub use rewrite::{Entry, Rewriter, Rows};
