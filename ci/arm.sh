@@ -17,6 +17,13 @@ host=$root/target/release/smol
 "$host" pull smollm2-135m
 model=$("$host" models --json | python3 -c 'import json,sys
 print(next(m["path"] for m in json.load(sys.stdin) if m["name"] == "smollm2-135m"))')
+# With one thread: under qemu two that wait for each other waste both cores.
+answer() { # COMMAND...: the text of 12 greedy tokens
+    "$@" run -t 1 --raw -m "$model" -p "The capital of France is" -n 12 --temp 0 --json |
+        python3 -c 'import json,sys; print(repr(json.load(sys.stdin)["text"]))'
+}
+# At once: other steps may run beside this one and build the program again.
+expected=$(answer "$host")
 
 # shellcheck source=ci/cross-env.sh
 . ci/cross-env.sh
@@ -48,12 +55,6 @@ for program in smol llama-bench llama-perplexity llama-quantize llama-completion
 done
 
 say "SmolLM2 on every CPU"
-# With one thread: under qemu two that wait for each other waste both cores.
-answer() { # COMMAND...: the text of 12 greedy tokens
-    "$@" run -t 1 --raw -m "$model" -p "The capital of France is" -n 12 --temp 0 --json |
-        python3 -c 'import json,sys; print(repr(json.load(sys.stdin)["text"]))'
-}
-expected=$(answer "$host")
 echo "this machine: $expected"
 for cpu in $cpus; do
     level=$(qemu-aarch64-static -cpu "$cpu" "$out/smol" doctor --json |

@@ -9,6 +9,7 @@ export RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address
 suffix=${target//-/_}
 # -O1: instrumented at -O3 the compilation alone takes several times longer.
 export "CFLAGS_$suffix=-fsanitize=address -O1 -g1" "CXXFLAGS_$suffix=-fsanitize=address -O1 -g1"
+export CARGO_PROFILE_RELEASE_OPT_LEVEL=1
 # Leaks: ggml keeps its registries and type tables for the process; everything else is checked by the tests.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1
 # All but the programs that must not compile: there is nothing to run in them.

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Sourced: builds the library in the workspace and sets $archive, its native part, and $prebuilt, arguments that make
+# Sourced: builds `smol`, and with it the library, in the workspace and sets $archive, its native part, and $prebuilt, arguments that make
 # cargo use that for a package outside the workspace, where it would compile llama.cpp once more. It is cargo's own
 # override of a build script: https://doc.rust-lang.org/cargo/reference/build-scripts.html#overriding-build-scripts
-out=$(cargo build --release -p smolmaxxing --message-format json-render-diagnostics |
+out=$(cargo build --release -p smol-cli --message-format json-render-diagnostics |
     sed -n 's/.*"package_id":"[^"]*ggml-sys[^"]*".*"out_dir":"\([^"]*\)".*/\1/p' | tail -n 1)
 archive=$out/libsmol_llama.a
 mkdir -p target/beside

@@ -3,8 +3,8 @@
 # (mixtures also with their experts last) and on both real models, the same tokens with packed layouts, perplexity within 0.1 %. Then our builds of upstream's tools against stock's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cargo build --release -p smol-cli -p testkit -p llama-tools
-cargo build --release -p smolmaxxing --example greedy_tokens
+# In one call, as each selection of packages has features of its own and is compiled anew.
+cargo build --release -p smol-cli -p testkit -p llama-tools -p smolmaxxing --bins --example greedy_tokens
 smol=target/release/smol
 path_of() {
     $smol models --json | python3 -c 'import json,sys

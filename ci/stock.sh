@@ -13,7 +13,8 @@ print(next(level["flags"] for level in b["cpu_levels"] if level["name"] == b["cp
 
 options=(-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DBUILD_SHARED_LIBS=OFF -DCMAKE_BUILD_TYPE=Release -DLLAMA_OPENSSL=OFF
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF
-    -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_CURL=OFF)
+    -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_CURL=OFF
+    "-DCMAKE_PROJECT_llama.cpp_INCLUDE=$root/ci/stock.cmake")
 if [ "$(uname -m)" = x86_64 ]; then
     for pair in SSE42:-msse4.2 AVX:-mavx AVX2:-mavx2 FMA:-mfma F16C:-mf16c BMI2:-mbmi2 AVX_VNNI:-mavxvnni \
         AVX512:-mavx512f AVX512_VBMI:-mavx512vbmi AVX512_VNNI:-mavx512vnni AVX512_BF16:-mavx512bf16; do
