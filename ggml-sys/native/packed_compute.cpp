@@ -76,25 +76,13 @@ void mul_mat_id(const ggml_compute_params * params, ggml_tensor * node, const sm
 
     const int64_t groups = groups_of(layout, weights);
     const size_t matrix_bytes = smol_packed_matrix_bytes(layout, weights);
-    const int64_t inputs = node->src[1]->ne[1];
     // Chunks go over the groups of all experts in use, so that there is one barrier for all of them.
     run_chunks(params, groups * *uses.active_n, 1, [&](int64_t begin, int64_t end) {
         while (begin < end) {
             const int32_t expert = uses.active[begin / groups];
             const int64_t first = begin % groups, last = std::min(groups, first + end - begin);
             const auto * matrix = static_cast<const uint8_t *>(weights->data) + expert * matrix_bytes;
-            for (int64_t u = uses.first[expert]; u < uses.first[expert + 1]; u += COLUMNS) {
-                const int64_t count = std::min<int64_t>(COLUMNS, uses.first[expert + 1] - u);
-                const void * from[COLUMNS];
-                float * to[COLUMNS];
-                for (int64_t i = 0; i < count; i++) {
-                    const ExpertUse use = uses.all[u + i];
-                    from[i] = acts.row(use.slot % inputs + use.token * inputs);
-                    to[i] = reinterpret_cast<float *>(static_cast<char *>(node->data) + use.slot * node->nb[1] +
-                                                      use.token * node->nb[2]);
-                }
-                multiply(layout, acts.k, matrix, weights->ne[1], first, last, count, from, to);
-            }
+            multiply_expert(layout, acts, node, uses, expert, matrix, first, last);
             begin += last - first;
         }
     });

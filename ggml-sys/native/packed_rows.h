@@ -1,6 +1,7 @@
 // Rows of activations, prepared for a layout, and their products with packed rows.
 #pragma once
 
+#include "expert_uses.h"
 #include "kernels/layout.h"
 
 #include "ggml-cpu-impl.h"
@@ -78,5 +79,27 @@ struct Activations {
         }
     }
 };
+
+// The row that one use of an expert gives.
+inline float * expert_row(const ggml_tensor * node, ExpertUse use) {
+    return reinterpret_cast<float *>(static_cast<char *>(node->data) + use.slot * node->nb[1] + use.token * node->nb[2]);
+}
+
+// Products of groups [begin, end) of an expert's matrix with the activation rows of all its uses.
+inline void multiply_expert(const smol_layout * layout, const Activations & acts, const ggml_tensor * node, const ExpertUses & uses,
+                            int32_t expert, const uint8_t * matrix, int64_t begin, int64_t end) {
+    const int64_t inputs = acts.tensor->ne[1], last = uses.first[expert + 1];
+    for (int64_t u = uses.first[expert]; u < last; u += COLUMNS) {
+        const int64_t count = std::min(COLUMNS, last - u);
+        const void * from[COLUMNS];
+        float * to[COLUMNS];
+        for (int64_t i = 0; i < count; i++) {
+            const ExpertUse use = uses.all[u + i];
+            from[i] = acts.row(use.slot % inputs + use.token * inputs);
+            to[i] = expert_row(node, use);
+        }
+        multiply(layout, acts.k, matrix, node->src[0]->ne[1], begin, end, count, from, to);
+    }
+}
 
 } // namespace smol

@@ -254,12 +254,8 @@ class Product {
     // The pager has failed: what this expert would give is of no use any more, but must be numbers.
     void clear(int32_t expert) {
         for (int64_t u = uses.first[expert]; u < uses.first[expert + 1]; u++) {
-            memset(output(uses.all[u]), 0, size_t(node->ne[0]) * sizeof(float));
+            memset(expert_row(node, uses.all[u]), 0, size_t(node->ne[0]) * sizeof(float));
         }
-    }
-
-    float * output(ExpertUse use) const {
-        return reinterpret_cast<float *>(static_cast<char *>(node->data) + use.slot * node->nb[1] + use.token * node->nb[2]);
     }
 
     template <typename F> void chunks(int32_t i, int64_t total, int64_t least, F && f) {
@@ -274,17 +270,7 @@ class Product {
     void multiply_packed(int32_t i, int32_t expert, const uint8_t * matrix) {
         const Activations acts(layout, inputs, base);
         chunks(i, groups_of(layout, weights), 1, [&](int64_t begin, int64_t end) {
-            for (int64_t u = uses.first[expert]; u < uses.first[expert + 1]; u += COLUMNS) {
-                const int64_t count = std::min<int64_t>(COLUMNS, uses.first[expert + 1] - u);
-                const void * from[COLUMNS];
-                float * to[COLUMNS];
-                for (int64_t j = 0; j < count; j++) {
-                    const ExpertUse use = uses.all[u + j];
-                    from[j] = acts.row(use.slot % inputs->ne[1] + use.token * inputs->ne[1]);
-                    to[j] = output(use);
-                }
-                multiply(layout, acts.k, matrix, weights->ne[1], begin, end, count, from, to);
-            }
+            multiply_expert(layout, acts, node, uses, expert, matrix, begin, end);
         });
     }
 
@@ -307,7 +293,7 @@ class Product {
                 const int64_t slot = use.slot % inputs->ne[1];
                 const char * acts = prepared ? base + (slot + use.token * inputs->ne[1]) * row_bytes
                                              : static_cast<const char *>(inputs->data) + slot * inputs->nb[1] + use.token * inputs->nb[2];
-                float * out = output(use);
+                float * out = expert_row(node, use);
                 for (int64_t row = begin; row < end; row++) {
                     traits->vec_dot(int(inputs->ne[0]), out + row, 0, matrix + row * weights->nb[1], 0, acts, 0, 1);
                 }
