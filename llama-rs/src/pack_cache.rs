@@ -1,0 +1,311 @@
+//! Packed weights that are kept on flash from one load to the next.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use smol_engine::machine::Memory;
+pub use smol_engine::pack_cache::{CacheFile, CacheState};
+use smol_engine::pack_cache::{Folder, Key, PackedFile, Source, Unusable};
+
+use crate::cancel::CancelToken;
+use crate::error::{Error, Result};
+use crate::ffi::mapping::MappingGuard;
+use crate::ffi::model::RawModel;
+use crate::ffi::pack_cache::{self as raw, Placed};
+use crate::files::{FileState, ModelFiles};
+use crate::layouts::LayoutOptions;
+
+/// `[pack_cache]`: a folder that keeps packed weights, so that the next load maps them and neither reads nor packs.
+///
+/// Each model has one file there, for each CPU and choice of layouts, about as large as its packed weights. The load that
+/// finds none writes it. A file that is damaged, or of another state of the model or of this library, is replaced; where
+/// none can be written, as on a full disk, loading goes on without. Mapped weights are no memory of the process's own: the
+/// system may drop them and read them again.
+///
+/// # Examples
+/// ```no_run
+/// # fn main() -> llama_rs::Result<()> {
+/// let model = llama_rs::Model::builder("model.gguf").pack_cache("cache/packed").load()?;
+/// println!("{:?}", model.pack_cache_statistics());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct PackCache {
+    /// `dir`: the folder, which is created if need be.
+    pub dir: PathBuf,
+    /// `verify`: whether all bytes of a file are compared with their hashes before it is used, by default false. That
+    /// finds what a faulty disk has changed, and reads the whole file.
+    #[serde(default)]
+    pub verify: bool,
+}
+
+/// What a cache of packed weights did for a model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct PackCacheStatistics {
+    /// The file.
+    pub file: String,
+    /// Weights that were mapped.
+    pub hits: usize,
+    /// Weights that were packed.
+    pub misses: usize,
+    /// Megabytes that were mapped.
+    pub mapped_mb: f64,
+    /// Megabytes that were written, for the next load.
+    pub written_mb: f64,
+    /// Why weights were packed or not kept, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+impl PackCache {
+    /// Names a folder.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), verify: false }
+    }
+
+    /// Lists the files of the folder, and whether they are of use to this build on this CPU; with
+    /// [`verify`](Self::verify) after reading all of their bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the folder can't be read, [`ErrorKind::Cpu`](crate::ErrorKind::Cpu) if
+    /// the CPU can't run this build.
+    pub fn list(&self) -> Result<Vec<CacheFile>> {
+        crate::ffi::call::init()?;
+        let files = Folder::new(&self.dir).list(&cpu(), &build(), self.verify);
+        files.map_err(|error| Error::io(error, "cannot read the cache", Some(&self.dir)))
+    }
+
+    /// Removes the files of the folder, but nothing else that is in it; returns how many they were, and their bytes.
+    /// Models that use them are not disturbed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the folder can't be read or a file can't be removed.
+    pub fn clear(&self) -> Result<(usize, u64)> {
+        let cleared = Folder::new(&self.dir).clear();
+        cleared.map_err(|error| Error::io(error, "cannot clear the cache", Some(&self.dir)))
+    }
+}
+
+impl<P: Into<PathBuf>> From<P> for PackCache {
+    fn from(dir: P) -> Self {
+        Self::new(dir)
+    }
+}
+
+/// The cache of one model. Outlives the model.
+pub(crate) struct CachedWeights {
+    folder: Folder,
+    path: PathBuf,
+    key: Key,
+    found: Option<Found>,
+    statistics: PackCacheStatistics,
+}
+
+struct Found {
+    guard: MappingGuard,
+    /// Keeps the file's identity: another one may come under its name.
+    state: FileState,
+    file: PackedFile,
+}
+
+impl CachedWeights {
+    /// Looks for the file of a model that is about to be loaded with these layouts.
+    pub(crate) fn open(
+        cache: &PackCache,
+        files: &ModelFiles,
+        model: &Path,
+        fingerprint: u128,
+        layouts: &LayoutOptions,
+        repack: bool,
+    ) -> Self {
+        let paths = files.paths();
+        let source = |path: &PathBuf| {
+            let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
+            Source::of(&whole).unwrap_or_default()
+        };
+        let key = Key {
+            model: format!("{fingerprint:032x}"),
+            sources: paths.iter().map(source).collect(),
+            cpu: cpu(),
+            build: build(),
+            layouts: choice(layouts, repack),
+        };
+        let folder = Folder::new(&cache.dir);
+        let path = folder.file(paths.first().map_or(model, PathBuf::as_path), &key);
+        let (found, note) = match find(&path, &key, cache.verify) {
+            Ok(found) => (Some(found), None),
+            Err(error @ Unusable::Missing) => (None, Some(error.to_string())),
+            Err(error) => {
+                tracing::warn!("{}: not used and made anew: {error}", path.display());
+                (None, Some(error.to_string()))
+            }
+        };
+        let statistics = PackCacheStatistics {
+            file: path.to_string_lossy().into_owned(),
+            hits: 0,
+            misses: 0,
+            mapped_mb: 0.0,
+            written_mb: 0.0,
+            note,
+        };
+        Self { folder, path, key, found, statistics }
+    }
+
+    /// Loads the model; returns where its packed weights are.
+    pub(crate) fn during_load<T>(
+        &self,
+        load: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, Vec<Placed>)> {
+        raw::during_load(self.found.as_ref().map(|found| &found.file), load)
+    }
+
+    /// Keeps the weights of a loaded model for the next load, if they are not there yet.
+    pub(crate) fn keep(
+        &mut self,
+        model: &RawModel,
+        mut placed: Vec<Placed>,
+        cancel: Option<&CancelToken>,
+    ) {
+        // A weight that a model holds twice is kept once.
+        let mut names = std::collections::HashSet::new();
+        placed.retain(|one| names.insert(one.weight.name.clone()));
+        let bytes = |cached: bool| {
+            let of = placed.iter().filter(|one| one.cached == cached);
+            of.map(|one| one.weight.bytes).sum::<u64>()
+        };
+        let (mapped, packed) = (bytes(true), bytes(false));
+        self.statistics.hits = placed.iter().filter(|one| one.cached).count();
+        self.statistics.misses = placed.len() - self.statistics.hits;
+        self.statistics.mapped_mb = megabytes(mapped);
+        if let Some(found) = &self.found
+            && Memory::probe().usable().is_none_or(|usable| usable > mapped)
+        {
+            found.file.read_ahead();
+        }
+        if self.statistics.misses == 0 {
+            if placed.is_empty() {
+                self.statistics.note = Some("no weight of this model is packed".to_owned());
+            }
+            return;
+        }
+        let written = self.folder.write(&self.path, &self.key, mapped + packed, |writer| {
+            placed.iter().try_for_each(|one| {
+                if cancel.is_some_and(CancelToken::is_cancelled) {
+                    return Err(std::io::Error::other("loading was cancelled"));
+                }
+                writer.add(&one.weight, |out| out.write_all(one.bytes(model)))
+            })
+        });
+        match written {
+            Ok(len) => self.statistics.written_mb = megabytes(len),
+            Err(error) => {
+                tracing::warn!("{}: packed weights are not kept: {error}", self.path.display());
+                self.statistics.note = Some(format!("not kept: {error}"));
+            }
+        }
+    }
+
+    pub(crate) fn statistics(&self) -> &PackCacheStatistics {
+        &self.statistics
+    }
+
+    /// Refuses to compute with weights that are not in the file any more, or to trust what was computed with them.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        let Some(found) = &self.found else { return Ok(()) };
+        found.state.check_not_shortened()?;
+        match found.guard.was_hit() {
+            true => Err(crate::model::files_lost(&self.path)),
+            false => Ok(()),
+        }
+    }
+}
+
+fn find(path: &Path, key: &Key, verify: bool) -> Result<Found, Unusable> {
+    let file = PackedFile::open(path, key)?;
+    let gone = |error: Error| Unusable::Io(std::io::Error::other(error));
+    let state = FileState::of(path).map_err(gone)?;
+    let guard = MappingGuard::new(vec![path.to_owned()]);
+    guard.refresh();
+    if verify {
+        file.verify()?;
+    }
+    Ok(Found { guard, state, file })
+}
+
+/// All that packed bytes of llama.cpp's own layouts depend on, beside the weights.
+fn cpu() -> String {
+    format!("{}; {}", ggml_sys::cpu::selected().name, raw::cpu_features())
+}
+
+fn build() -> String {
+    let build = ggml_sys::build_info();
+    format!("{} {} {}", env!("CARGO_PKG_VERSION"), build.llama_commit, build.patch_set)
+}
+
+/// Which layouts are allowed; the order of names that are preferred or avoided does not matter.
+fn choice(layouts: &LayoutOptions, repack: bool) -> String {
+    let sorted = |names: &[String]| {
+        let mut names = names.to_vec();
+        names.sort();
+        names.dedup();
+        names.join(",")
+    };
+    let upstream = if repack { "repack" } else { "no repack" };
+    match layouts.enabled {
+        true => format!(
+            "prefer {}; avoid {}; {upstream}",
+            sorted(&layouts.prefer),
+            sorted(&layouts.avoid)
+        ),
+        false => format!("off; {upstream}"),
+    }
+}
+
+fn megabytes(bytes: u64) -> f64 {
+    (bytes as f64 / 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EngineOptions;
+
+    #[test]
+    fn the_folder_comes_from_toml() {
+        let read = |text: &str| EngineOptions::from_toml(text).map(|options| options.pack_cache);
+        assert_eq!(read("").unwrap(), None);
+        let cache = read("[pack_cache]\ndir = \"a/b\"\nverify = true").unwrap().unwrap();
+        assert_eq!(cache, PackCache { dir: "a/b".into(), verify: true });
+        assert_eq!(read("pack_cache.dir = \"c\"").unwrap(), Some(PackCache::new("c")));
+        for (line, words) in [
+            ("dirs = 1", "line 2: pack_cache.dirs: unknown field `dirs`"),
+            ("verify = true", "line 1: pack_cache: missing field `dir`"),
+        ] {
+            let error = read(&format!("[pack_cache]\n{line}")).unwrap_err().to_string();
+            assert!(error.starts_with(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn choices_of_layouts_differ_by_what_is_allowed() {
+        let mut layouts =
+            LayoutOptions { prefer: vec!["b".into(), "a".into()], ..Default::default() };
+        let first = choice(&layouts, true);
+        layouts.prefer.reverse();
+        assert_eq!(choice(&layouts, true), first);
+        assert_ne!(choice(&layouts, false), first);
+        layouts.avoid.push("c".into());
+        assert_ne!(choice(&layouts, true), first);
+        layouts.enabled = false;
+        assert!(choice(&layouts, true).starts_with("off"));
+    }
+
+    #[test]
+    fn sizes_are_megabytes_with_three_decimals() {
+        assert_eq!(megabytes(1_234_567), 1.235);
+    }
+}

@@ -1,0 +1,46 @@
+//! Packed weights that are kept on flash.
+
+use crate::units::bytes;
+use smolmaxxing::{PackCache, PackCacheStatistics};
+use std::path::PathBuf;
+
+/// Settings of the cache of packed weights.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct PackCacheArgs {
+    /// Keep packed weights in this folder, as large as the model; the next load maps them and
+    /// neither reads nor packs
+    #[arg(long, value_name = "DIR")]
+    pack_cache: Option<PathBuf>,
+    /// Compare all bytes of the cache with their hashes before use
+    #[arg(long, requires = "pack_cache")]
+    pack_cache_verify: bool,
+}
+
+impl PackCacheArgs {
+    /// The cache, if one was asked for.
+    pub fn cache(&self) -> Option<PackCache> {
+        let mut cache = PackCache::new(self.pack_cache.as_ref()?);
+        cache.verify = self.pack_cache_verify;
+        Some(cache)
+    }
+}
+
+/// What the cache has done, on one line.
+pub fn cache_line(statistics: &PackCacheStatistics) -> String {
+    let size = |mb: f64| bytes((mb * 1e6) as u64);
+    let mut line = format!(
+        "packed weights: {} from the cache ({})",
+        statistics.hits,
+        size(statistics.mapped_mb)
+    );
+    if statistics.misses > 0 {
+        line += &format!(", {} packed now", statistics.misses);
+    }
+    if statistics.written_mb > 0.0 {
+        line += &format!("; {} written for the next load", size(statistics.written_mb));
+    }
+    match &statistics.note {
+        Some(note) => format!("{line}: {note}"),
+        None => line,
+    }
+}
