@@ -7,7 +7,7 @@ for toolchain in nightly stable; do
         export MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$PWD/target/miri
         cargo "+$toolchain" miri test -p smol-gguf --lib
         # Where the unsafe code is, and what hands its memory out; policies and simulation would take Miri an hour.
-        cargo "+$toolchain" miri test -p smol-engine --lib -- io:: machine:: expert::pager
+        cargo "+$toolchain" miri test -p smol-engine --lib -- io:: machine:: expert::pager stream::
         exit
     fi
 done

@@ -9,4 +9,4 @@ if [ ! -d "$source" ]; then
     exit
 fi
 export CARGO_TARGET_DIR=$PWD/target/tsan RUSTFLAGS=-Zsanitizer=thread
-cargo +nightly test --release -Zbuild-std --target "$target" -p smol-engine --test pager
+cargo +nightly test --release -Zbuild-std --target "$target" -p smol-engine --test pager --test stream

@@ -277,4 +277,30 @@ fn check(files: &[Arc<dyn ReadAt>], tensors: &[StreamTensor]) -> Result<()> {
 }
 
 #[cfg(test)]
+impl Plan {
+    /// Makes a plan of tensors whose pieces have these lengths.
+    pub(super) fn of_lengths(tensors: &[&[u64]]) -> Self {
+        let tensor = |(number, lengths): (usize, &&[u64])| {
+            let mut room = 0;
+            let piece = |&length: &u64| {
+                room += length;
+                Piece { offset: 0, len: length as usize, begin: room - length, end: room }
+            };
+            let pieces = lengths.iter().map(piece).collect();
+            TensorPlan { name: number.to_string(), pieces, room, skew: 0 }
+        };
+        let tensors: Vec<_> = tensors.iter().enumerate().map(tensor).collect();
+        Self {
+            alignment: 1,
+            readers: 1,
+            bounce_room: 0,
+            second_room: 0,
+            largest: tensors.iter().map(|tensor| tensor.room).max().unwrap_or(0),
+            total: tensors.iter().map(|tensor| tensor.room).sum(),
+            tensors,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests;

@@ -2,6 +2,8 @@
 
 mod bytes;
 mod faults;
+#[path = "../files/mod.rs"]
+mod files;
 mod fixture;
 mod limits;
 mod prediction;

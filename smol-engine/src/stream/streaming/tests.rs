@@ -1,1 +1,164 @@
-//! Tests.
+//! What memory is read and written by whom, small enough for Miri.
+
+use super::*;
+use crate::stream::Packer;
+
+#[derive(Debug)]
+struct Memory(Vec<u8>, Mode);
+
+impl ReadAt for Memory {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
+        let start = (offset as usize).min(self.0.len());
+        // A short read now and then.
+        let len = buf.len().min(self.0.len() - start);
+        let len = if len > 32 && offset.is_multiple_of(64) { 32 } else { len };
+        buf[..len].copy_from_slice(&self.0[start..start + len]);
+        Ok(len)
+    }
+
+    fn alignment(&self) -> usize {
+        16
+    }
+
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn path(&self) -> &Path {
+        Path::new("memory")
+    }
+
+    fn mode(&self) -> &Mode {
+        &self.1
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Inverts;
+
+impl Packer for Inverts {
+    fn pack(&self, plain: &[u8], packed: &mut [u8]) {
+        packed.iter_mut().zip(plain).for_each(|(to, from)| *to = !from);
+    }
+}
+
+const ROWS: [u64; 5] = [20, 3, 12, 25, 1];
+const ROW: usize = 16;
+
+/// Makes a stream of tensors of 16 bytes a row, every second of them packed in groups of 4 rows.
+fn stream(zone: impl Fn(u64) -> u64, verify: bool) -> (Arc<Stream>, Vec<u8>) {
+    let mut offset = 5;
+    let tensor = |(number, rows): (usize, u64)| {
+        let bytes = rows as usize * ROW;
+        offset += bytes as u64;
+        let packed = (rows as usize).div_ceil(4) * 4 * ROW;
+        StreamTensor {
+            name: number.to_string(),
+            file: 0,
+            offset: offset - bytes as u64,
+            file_bytes: bytes as u64,
+            bytes: if number % 2 == 0 { packed } else { bytes },
+            row_bytes: ROW,
+            rows,
+            packer: (number % 2 == 0).then(|| Arc::new(Inverts) as Arc<dyn Packer>),
+            group_rows: 4,
+        }
+    };
+    let tensors: Vec<_> = ROWS.into_iter().enumerate().map(tensor).collect();
+    let data: Vec<u8> = (0..offset + 3).map(|i| (i * 7) as u8).collect();
+    let files: Vec<Arc<dyn ReadAt>> = vec![Arc::new(Memory(data.clone(), Mode::Direct))];
+    let mut config = StreamConfig { readers: 2, verify, ..StreamConfig::default() };
+    config.zone = zone(Plan::least(&files, &tensors, &config, &[64]));
+    (Stream::with_reads(files, tensors, &config, &[64]).unwrap(), data)
+}
+
+fn check(stream: &Stream, data: &[u8], tensor: u32, weights: *const u8) {
+    let tensor = &stream.tensors()[tensor as usize];
+    let len = tensor.file_bytes as usize;
+    // SAFETY: wait() has returned true for as many bytes or more, and the use is not over.
+    let weights = unsafe { std::slice::from_raw_parts(weights, len) };
+    let plain = &data[tensor.offset as usize..][..len];
+    let packed: Vec<u8> = plain.iter().map(|byte| !byte).collect();
+    assert_eq!(weights, if tensor.packer.is_some() { &packed } else { plain });
+}
+
+fn pass(stream: &Stream, data: &[u8], order: &[u32]) {
+    let weights = stream.begin(1, order).expect("it begins");
+    for (index, (&tensor, &weights)) in order.iter().zip(&weights).enumerate() {
+        std::thread::scope(|scope| {
+            let weights = weights.addr();
+            let compute = move || {
+                assert!(stream.wait(1, index));
+                let ring = stream.shared.lock().ring.as_ref().unwrap().address(0);
+                check(stream, data, tensor, ring.wrapping_add(weights - ring.addr()));
+            };
+            scope.spawn(compute);
+            compute();
+        });
+    }
+    stream.end(1).unwrap();
+}
+
+#[test]
+fn every_use_sees_its_bytes() {
+    for verify in [false, true] {
+        for zone in [|floor| floor, |floor| floor + 4096, |_| 1 << 20] {
+            let (stream, data) = stream(zone, verify);
+            assert!(stream.shared.plan.tensors[0].pieces.len() > 2);
+            for order in [&[0, 1, 2, 3, 4][..], &[0, 1, 2, 3, 4], &[3, 3], &[0, 4], &[], &[0, 1]] {
+                pass(&stream, &data, order);
+            }
+            assert_eq!(stream.statistics().passes, 5);
+        }
+    }
+}
+
+#[test]
+fn memory_is_given_back_while_reads_go_on() {
+    let (stream, data) = stream(|_| 1 << 20, true);
+    for (zone, rows) in [(0, 25), (1 << 20, 61), (0, 25)] {
+        pass(&stream, &data, &[0, 1, 2, 3, 4]);
+        let held = stream.set_zone(zone);
+        assert_eq!(held, stream.held());
+        assert!(stream.shared.lock().state.capacity() >= rows * ROW as u64);
+    }
+    pass(&stream, &data, &[4, 3, 2, 1, 0]);
+}
+
+#[test]
+fn what_is_overwritten_while_it_is_used_is_found() {
+    for end in [false, true] {
+        let (stream, _) = stream(|floor| floor, true);
+        let weights = stream.begin(1, &[3, 1]).unwrap()[0];
+        assert!(stream.wait(1, 0));
+        let mut byte = weights.cast_mut();
+        byte = byte.wrapping_add(17);
+        // SAFETY: within the tensor's bytes, which no other thread looks at now.
+        let old = unsafe { byte.read() };
+        // SAFETY: as above; no reference to them exists before the next call.
+        unsafe { byte.write(!old) };
+        if !end {
+            assert!(!stream.wait(1, 1));
+        }
+        let error = stream.end(1).unwrap_err();
+        assert!(matches!(&error, Error::Overwritten { tensor } if tensor == "3"), "{error}");
+        // The next run reads it anew.
+        assert!(stream.begin(1, &[3]).is_some() && stream.wait(1, 0));
+        stream.end(1).unwrap();
+    }
+}
+
+#[test]
+fn rows_are_those_of_the_file() {
+    let (stream, data) = stream(|floor| floor, false);
+    let ids = [24, 0, 3, 3, 24, 7];
+    let mut out = vec![0; ids.len() * ROW];
+    stream.rows(3, &ids, &mut out).unwrap();
+    let start = stream.tensors()[3].offset as usize;
+    for (id, row) in ids.into_iter().zip(out.chunks(ROW)) {
+        assert_eq!(row, &data[start + id as usize * ROW..][..ROW]);
+    }
+}
