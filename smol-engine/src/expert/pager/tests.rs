@@ -1,7 +1,7 @@
 //! What memory is read and written by whom, small enough for Miri.
 
 use super::*;
-use crate::expert::Packer;
+use crate::expert::{Packer, PoolSize};
 
 const LEN: usize = 48;
 
