@@ -112,6 +112,8 @@ pub const DISPATCH: &[&str] = &[
     "paged_compute.cpp",
     "paged_weights.cpp",
     "self_test.cpp",
+    "streamed_compute.cpp",
+    "streamed_weights.cpp",
 ];
 
 /// Folder of the packed layouts and their kernels, in `native/`; every `.cpp` of it is compiled, for each CPU level.

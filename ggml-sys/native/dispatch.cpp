@@ -1,11 +1,12 @@
-// Offers graph nodes to the attached engine, and computes those with packed weights, with paged experts or of one row of
-// activations, through extra buffer types of the CPU backend.
+// Offers graph nodes to the attached engine, and computes those with packed weights, with paged experts, with streamed
+// weights or of one row of activations, through extra buffer types of the CPU backend.
 #include "dispatch.h"
 
 #include "matrix_vector.h"
 #include "one_row.h"
 #include "packed.h"
 #include "paged.h"
+#include "streamed.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
@@ -72,7 +73,53 @@ class paged_type final : public ggml::cpu::extra_buffer_type {
     }
 };
 
+class streamed_traits final : public ggml::cpu::tensor_traits {
+  public:
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
+        size = smol_streamed_work_size(n_threads, op);
+        return true;
+    }
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        smol_streamed_compute(params, op);
+        return true;
+    }
+};
+
+class streamed_type final : public ggml::cpu::extra_buffer_type {
+  public:
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override { return smol_streamed_supports(op); }
+
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        static streamed_traits traits;
+        return smol_streamed_wants(op) ? &traits : nullptr;
+    }
+};
+
+// Whether the loader of this thread leaves weights as they are in the file.
+thread_local bool plain = false;
+
+// One of upstream's types, which takes no weight while the loader is to leave them as they are.
+class upstream_type final : public ggml::cpu::extra_buffer_type {
+  public:
+    explicit upstream_type(ggml::cpu::extra_buffer_type * inner) : inner(inner) {}
+
+    bool supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) override { return !plain && inner->supports_op(dev, op); }
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override { return inner->get_tensor_traits(op); }
+
+  private:
+    ggml::cpu::extra_buffer_type * inner;
+};
+
 } // namespace
+
+void smol_dispatch_plain(bool on) {
+    plain = on;
+}
+
+void * smol_streamed_dispatch_type(void) {
+    static streamed_type type;
+    return static_cast<ggml::cpu::extra_buffer_type *>(&type);
+}
 
 void * smol_paged_dispatch_type(void) {
     static paged_type type;
@@ -84,9 +131,18 @@ void * smol_dispatch_type(void) {
     return static_cast<ggml::cpu::extra_buffer_type *>(&type);
 }
 
-void smol_dispatch_init(ggml_backend_buffer_type_t packed, ggml_backend_buffer_type_t paged) {
+void smol_dispatch_init(ggml_backend_buffer_type_t packed, ggml_backend_buffer_type_t paged,
+                        ggml_backend_buffer_type_t streamed) {
+    // They live as long as the process, as upstream's do.
+    for (ggml_backend_buffer_type_t buft : ggml_backend_cpu_get_extra_buffer_types()) {
+        if (buft && buft->context) {
+            auto * inner = static_cast<ggml::cpu::extra_buffer_type *>(buft->context);
+            buft->context = static_cast<ggml::cpu::extra_buffer_type *>(new upstream_type(inner));
+        }
+    }
     smol_packed_init(packed);
     smol_paged_init(paged);
+    smol_streamed_init(streamed);
 }
 
 void smol_dispatch_list(ggml_backend_buffer_type_t buft, bool add) {

@@ -10,12 +10,21 @@ extern "C" {
 
 // ---- compiled per level ----
 
-// The ggml::cpu::extra_buffer_type of paged experts, and the one that offers nodes to the engine and computes with packed weights; lives as long as the process.
+// The ggml::cpu::extra_buffer_type of streamed weights, that of paged experts, and the one that offers nodes to the engine
+// and computes with packed weights; they live as long as the process.
+void * smol_streamed_dispatch_type(void);
 void * smol_paged_dispatch_type(void);
 void * smol_dispatch_type(void);
 
-// Makes the buffer types those of packed weights (packed.h) and of paged experts (paged.h).
-void smol_dispatch_init(ggml_backend_buffer_type_t packed, ggml_backend_buffer_type_t paged);
+// Makes the buffer types those of packed weights (packed.h), of paged experts (paged.h) and of streamed weights (streamed.h).
+void smol_dispatch_init(ggml_backend_buffer_type_t packed, ggml_backend_buffer_type_t paged,
+                        ggml_backend_buffer_type_t streamed);
+
+// Whether upstream's own packed layouts take no weight of the models that this thread loads.
+void smol_dispatch_plain(bool on);
+
+// Whether this thread loads a model with a streamer.
+bool smol_streaming(void);
 
 // The buffer type of paged experts, if this thread loads a model with a pager; else NULL.
 ggml_backend_buffer_type_t smol_paging_type(void);

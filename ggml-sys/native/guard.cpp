@@ -49,10 +49,16 @@ smol_status smol_model_load(const char ** paths, size_t n_paths, const llama_mod
     if (paged[0].buft && !p.use_extra_bufts) {
         p.tensor_buft_overrides = paged;
     }
+    // Streamed weights have no names in common: they are found by asking, and upstream's layouts are told to refuse.
+    const bool plain = smol_streaming() && !p.use_extra_bufts;
+    p.use_extra_bufts = p.use_extra_bufts || plain;
     const smol_weight_pages huge;
-    return smol_guard_object(out, [&] {
+    smol_dispatch_plain(plain);
+    const smol_status status = smol_guard_object(out, [&] {
         return n_paths == 1 ? llama_model_load_from_file(paths[0], p) : llama_model_load_from_splits(paths, n_paths, p);
     });
+    smol_dispatch_plain(false);
+    return status;
 }
 
 void smol_model_free(llama_model * model) {

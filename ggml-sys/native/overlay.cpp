@@ -8,6 +8,7 @@
 #include "guard.h"
 #include "paged.h"
 #include "smol-hooks.h"
+#include "streamed.h"
 #include "weight_pages.h"
 
 #include "ggml-backend-impl.h"
@@ -40,8 +41,13 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     if (e && e->graph_begin) {
         e->graph_begin(e->ud, graph->n_nodes, graph->uid);
     }
-    ggml_status status = cpu_graph_compute.load()(backend, graph);
-    if (!smol_paged_end() && status == GGML_STATUS_SUCCESS) {
+    ggml_status status = GGML_STATUS_FAILED;
+    // A context has a backend of its own, whose graphs run one after the other.
+    if (smol_streamed_begin(graph, reinterpret_cast<uintptr_t>(backend))) {
+        status = cpu_graph_compute.load()(backend, graph);
+    }
+    const bool paged = smol_paged_end(), streamed = smol_streamed_end();
+    if (!(paged && streamed) && status == GGML_STATUS_SUCCESS) {
         status = GGML_STATUS_FAILED;
     }
     if (e && e->graph_end) {
@@ -72,22 +78,25 @@ bool device_lists(ggml_backend_dev_t dev, ggml_backend_buffer_type_t ours) {
 }
 
 smol_status install() {
-    static ggml_backend_buffer_type buft = {}, paged = {};
+    static ggml_backend_buffer_type buft = {}, paged = {}, streamed = {};
     ggml_backend_dev_t dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (!dev) {
         smol_set_error("llama.cpp has no CPU backend");
         return SMOL_ERR_STATE;
     }
-    smol_dispatch_init(&buft, &paged);
-    buft.device = paged.device = dev;
+    smol_dispatch_init(&buft, &paged, &streamed);
+    buft.device = paged.device = streamed.device = dev;
     buft.context = smol_dispatch_type();
     paged.context = smol_paged_dispatch_type();
+    streamed.context = smol_streamed_dispatch_type();
     // The last one that is added comes first: the engine sees every node.
+    smol_dispatch_list(&streamed, true);
     smol_dispatch_list(&paged, true);
     smol_dispatch_list(&buft, true);
     if (!device_lists(dev, &buft)) {
         smol_dispatch_list(&buft, false);
         smol_dispatch_list(&paged, false);
+        smol_dispatch_list(&streamed, false);
         smol_set_error("the overlay must be installed before the first model is loaded");
         return SMOL_ERR_STATE;
     }
@@ -158,7 +167,7 @@ smol_status smol_engine_set(const smol_engine * next) {
 }
 
 bool smol_load_tensor(ggml_tensor * tensor, uint16_t file, size_t offset, size_t size) {
-    if (smol_paged_load(tensor, file, offset, size)) {
+    if (smol_paged_load(tensor, file, offset, size) || smol_streamed_load(tensor, file, offset, size)) {
         return true;
     }
     std::shared_lock<std::shared_mutex> lock(engine_mutex);

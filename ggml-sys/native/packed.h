@@ -42,6 +42,10 @@ size_t smol_packed_work_size(const struct ggml_tensor * node);
 // Computes this thread's share of such a node; every thread calls it.
 void smol_packed_compute(struct ggml_compute_params * params, struct ggml_tensor * node);
 
+// The same where the weights lie packed in this layout, whatever buffer they are in.
+size_t smol_packed_work_size_as(const struct ggml_tensor * node, const struct smol_layout * layout);
+void smol_packed_compute_as(struct ggml_compute_params * params, struct ggml_tensor * node, const struct smol_layout * layout);
+
 #ifdef __cplusplus
 }
 #endif

@@ -111,7 +111,10 @@ size_t smol_packed_matrix_bytes(const smol_layout * layout, const ggml_tensor * 
 }
 
 size_t smol_packed_work_size(const ggml_tensor * node) {
-    const smol_layout * layout = smol_packed_layout(node->src[0]);
+    return smol_packed_work_size_as(node, smol_packed_layout(node->src[0]));
+}
+
+size_t smol_packed_work_size_as(const ggml_tensor * node, const smol_layout * layout) {
     if (node->op == GGML_OP_GET_ROWS) {
         return 0;
     }
@@ -125,7 +128,10 @@ size_t smol_packed_work_size(const ggml_tensor * node) {
 }
 
 void smol_packed_compute(ggml_compute_params * params, ggml_tensor * node) {
-    const smol_layout * layout = smol_packed_layout(node->src[0]);
+    smol_packed_compute_as(params, node, smol_packed_layout(node->src[0]));
+}
+
+void smol_packed_compute_as(ggml_compute_params * params, ggml_tensor * node, const smol_layout * layout) {
     GGML_ASSERT(layout && int64_t(layout->rows) <= MAX_ROWS);
     switch (node->op) {
         case GGML_OP_MUL_MAT: return mul_mat(params, node, layout);

@@ -4,6 +4,7 @@
 #include "guard.h"
 #include "paged.h"
 #include "smol-hooks.h"
+#include "streamed.h"
 #include "thread_stack.h"
 
 #include "ggml-backend-impl.h"
@@ -309,6 +310,9 @@ bool smol_packed_supports(const ggml_tensor * op) {
     }
     // The loader asks, with an empty buffer (llama-model-loader.cpp:933).
     if (smol_paged_place place; smol_paged_takes(weight->name, &place)) {
+        return false;
+    }
+    if (smol_stream_place place; smol_streamed_takes(weight->name, op->op, &place)) {
         return false;
     }
     if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID && op->op != GGML_OP_GET_ROWS) {

@@ -4,13 +4,11 @@
 #include "dispatch.h"
 #include "guard.h"
 #include "packed.h"
+#include "placeholders.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
-#include <cstring>
-#include <list>
-#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -21,96 +19,23 @@ ggml_backend_buffer_type_t paged_buft;
 // Of the models that this thread loads.
 thread_local const smol_pager * current;
 
-// A tensor needs an address, though nobody reads there.
-constexpr size_t TENSOR_BYTES = 64;
+struct Paged {
+    using Extra = smol_paged;
+    static constexpr const char * NAME = "SMOL_PAGED";
+    static constexpr const char * REFUSAL =
+        " is paged and can't be read or written as a whole; load the model without a pager";
 
-struct Tensors {
-    ggml_backend_buffer_t memory;
-    std::list<smol_paged> all; // addresses stay
+    static bool fill(const ggml_tensor * tensor, smol_paged & paged) {
+        paged.pager = current;
+        return smol_paged_takes(tensor->name, &paged.place);
+    }
 };
-
-Tensors * tensors_of(ggml_backend_buffer_t buffer) {
-    return static_cast<Tensors *>(buffer->context);
-}
-
-void free_buffer(ggml_backend_buffer_t buffer) {
-    Tensors * tensors = tensors_of(buffer);
-    ggml_backend_buffer_free(tensors->memory);
-    delete tensors;
-}
-
-void * get_base(ggml_backend_buffer_t buffer) {
-    return ggml_backend_buffer_get_base(tensors_of(buffer)->memory);
-}
-
-ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
-    if (tensor->view_src) {
-        return GGML_STATUS_SUCCESS;
-    }
-    smol_paged_place place;
-    if (!smol_paged_takes(tensor->name, &place)) {
-        return GGML_STATUS_FAILED;
-    }
-    smol_paged & paged = tensors_of(buffer)->all.emplace_back();
-    paged.pager = current;
-    paged.place = place;
-    tensor->extra = &paged;
-    return GGML_STATUS_SUCCESS;
-}
-
-[[noreturn]] void refuse(const ggml_tensor * tensor) {
-    throw std::runtime_error(std::string(tensor->name) + " is paged and can't be read or written as a whole; load the model without a pager");
-}
-
-void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void *, size_t, size_t) {
-    refuse(tensor);
-}
-
-void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t, size_t) {
-    refuse(tensor);
-}
-
-void clear(ggml_backend_buffer_t, uint8_t) {}
-
-const char * buft_name(ggml_backend_buffer_type_t) {
-    return "SMOL_PAGED";
-}
-
-size_t buft_alignment(ggml_backend_buffer_type_t) {
-    return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
-}
-
-size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor *) {
-    return TENSOR_BYTES;
-}
-
-ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    auto tensors = std::make_unique<Tensors>();
-    tensors->memory = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
-    if (!tensors->memory) {
-        return nullptr;
-    }
-    static constexpr ggml_backend_buffer_i iface = [] {
-        ggml_backend_buffer_i i = {};
-        i.free_buffer = free_buffer;
-        i.get_base = get_base;
-        i.init_tensor = init_tensor;
-        i.set_tensor = set_tensor;
-        i.get_tensor = get_tensor;
-        i.clear = clear;
-        return i;
-    }();
-    return ggml_backend_buffer_init(buft, iface, tensors.release(), size);
-}
 
 } // namespace
 
 void smol_paged_init(ggml_backend_buffer_type * buft) {
     paged_buft = buft;
-    buft->iface.get_name = buft_name;
-    buft->iface.alloc_buffer = alloc_buffer;
-    buft->iface.get_alignment = buft_alignment;
-    buft->iface.get_alloc_size = alloc_size;
+    smol::Placeholders<Paged>::init(buft);
 }
 
 bool smol_paged_takes(const char * name, smol_paged_place * place) {

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 // Raised with every change of a struct or signature below; both sides check it (smol_install).
-#define SMOL_ABI_VERSION 4
+#define SMOL_ABI_VERSION 5
 
 enum smol_status {
     SMOL_OK            = 0,
@@ -166,7 +166,40 @@ struct smol_pager {
 // The pager of the models that the calling thread loads from now on; it must outlive them. NULL: none.
 enum smol_status smol_paging_set(const struct smol_pager * pager);
 
-// How experts of k columns lie in memory, given what smol_packing_set() has chosen. NULL: as in the file.
+// ---- streamed weights --------------------------------------------------------------------------------------------------
+// Matrices that are in memory only while they are used, in an order that each graph tells when it begins, and tables of which
+// single rows are read. Their tensors have no bytes of their own. Upstream's own packed layouts are not made for them.
+
+struct smol_stream_place {
+    int32_t tensor;                    // number of the tensor
+    const struct smol_layout * layout; // how it lies in memory; NULL: as in the file
+    bool rows_only;                    // only single rows are read, as they are in the file
+};
+
+// Callbacks of a streamer. They run on llama.cpp's threads and must not unwind.
+struct smol_streamer {
+    uint32_t abi_version;
+    uint32_t reserved;
+    void *   ud;
+    // Loading: whether a tensor is streamed, and how; and whether the loader finds it where the streamer does.
+    bool (*place)(void * ud, const char * name, struct smol_stream_place * out);
+    bool (*check)(void * ud, const struct smol_stream_place * place, uint16_t file, uint64_t offset, uint64_t size);
+    // A graph begins that will use these n tensors in this order, each of them once: where they will be. Waits until no
+    // other run is between `begin` and `end`. false: it failed or was stopped.
+    bool (*begin)(void * ud, uintptr_t run, const int32_t * tensors, int32_t n, void ** addresses);
+    // Waits for tensor number i of the order; those before it are not used any more. false: it will not come.
+    bool (*wait)(void * ud, uintptr_t run, int32_t i);
+    // Rows of a tensor, one after the other, as they are in the file; between `begin` and `end`. false: they did not come.
+    bool (*rows)(void * ud, int32_t tensor, const int32_t * ids, int64_t n, void * rows);
+    // The graph is over; called after each `begin`. false: the streamer failed in it.
+    bool (*end)(void * ud, uintptr_t run);
+};
+
+// The streamer of the models that the calling thread loads from now on; it must outlive them. NULL: none.
+enum smol_status smol_streaming_set(const struct smol_streamer * streamer);
+
+// How a matrix of rows of k columns lies in memory when it is paged or streamed, given what smol_packing_set() has chosen.
+// NULL: as in the file.
 const struct smol_layout * smol_paged_layout(enum ggml_type type, int64_t k);
 
 // ---- single matrix products --------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ pub const LLAMA_STATE_SEQ_FLAGS_SWA_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_ON_DEVICE: u32 = 2;
 pub const LLAMA_DRY_MAX_SEQ_BREAKERS: u32 = 64;
-pub const SMOL_ABI_VERSION: u32 = 4;
+pub const SMOL_ABI_VERSION: u32 = 5;
 pub type ggml_abort_callback_t =
     ::std::option::Option<unsafe extern "C" fn(error_message: *const ::std::os::raw::c_char)>;
 pub const GGML_STATUS_ALLOC_FAILED: ggml_status = -2;
@@ -2548,6 +2548,108 @@ const _: () = {
     ["Offset of field: smol_pager::end"][::std::mem::offset_of!(smol_pager, end) - 80usize];
 };
 impl Default for smol_pager {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_stream_place {
+    pub tensor: i32,
+    pub layout: *const smol_layout,
+    pub rows_only: bool,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_stream_place"][::std::mem::size_of::<smol_stream_place>() - 24usize];
+    ["Alignment of smol_stream_place"][::std::mem::align_of::<smol_stream_place>() - 8usize];
+    ["Offset of field: smol_stream_place::tensor"]
+        [::std::mem::offset_of!(smol_stream_place, tensor) - 0usize];
+    ["Offset of field: smol_stream_place::layout"]
+        [::std::mem::offset_of!(smol_stream_place, layout) - 8usize];
+    ["Offset of field: smol_stream_place::rows_only"]
+        [::std::mem::offset_of!(smol_stream_place, rows_only) - 16usize];
+};
+impl Default for smol_stream_place {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_streamer {
+    pub abi_version: u32,
+    pub reserved: u32,
+    pub ud: *mut ::std::os::raw::c_void,
+    pub place: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            name: *const ::std::os::raw::c_char,
+            out: *mut smol_stream_place,
+        ) -> bool,
+    >,
+    pub check: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            place: *const smol_stream_place,
+            file: u16,
+            offset: u64,
+            size: u64,
+        ) -> bool,
+    >,
+    pub begin: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            run: usize,
+            tensors: *const i32,
+            n: i32,
+            addresses: *mut *mut ::std::os::raw::c_void,
+        ) -> bool,
+    >,
+    pub wait: ::std::option::Option<
+        unsafe extern "C" fn(ud: *mut ::std::os::raw::c_void, run: usize, i: i32) -> bool,
+    >,
+    pub rows: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            tensor: i32,
+            ids: *const i32,
+            n: i64,
+            rows: *mut ::std::os::raw::c_void,
+        ) -> bool,
+    >,
+    pub end: ::std::option::Option<
+        unsafe extern "C" fn(ud: *mut ::std::os::raw::c_void, run: usize) -> bool,
+    >,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_streamer"][::std::mem::size_of::<smol_streamer>() - 64usize];
+    ["Alignment of smol_streamer"][::std::mem::align_of::<smol_streamer>() - 8usize];
+    ["Offset of field: smol_streamer::abi_version"]
+        [::std::mem::offset_of!(smol_streamer, abi_version) - 0usize];
+    ["Offset of field: smol_streamer::reserved"]
+        [::std::mem::offset_of!(smol_streamer, reserved) - 4usize];
+    ["Offset of field: smol_streamer::ud"][::std::mem::offset_of!(smol_streamer, ud) - 8usize];
+    ["Offset of field: smol_streamer::place"]
+        [::std::mem::offset_of!(smol_streamer, place) - 16usize];
+    ["Offset of field: smol_streamer::check"]
+        [::std::mem::offset_of!(smol_streamer, check) - 24usize];
+    ["Offset of field: smol_streamer::begin"]
+        [::std::mem::offset_of!(smol_streamer, begin) - 32usize];
+    ["Offset of field: smol_streamer::wait"][::std::mem::offset_of!(smol_streamer, wait) - 40usize];
+    ["Offset of field: smol_streamer::rows"][::std::mem::offset_of!(smol_streamer, rows) - 48usize];
+    ["Offset of field: smol_streamer::end"][::std::mem::offset_of!(smol_streamer, end) - 56usize];
+};
+impl Default for smol_streamer {
     fn default() -> Self {
         let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
         unsafe {
@@ -6258,6 +6360,7 @@ unsafe extern "C" {
     pub fn smol_weight_count() -> usize;
     pub fn smol_weight_get(i: usize, out: *mut smol_weight) -> bool;
     pub fn smol_paging_set(pager: *const smol_pager) -> smol_status;
+    pub fn smol_streaming_set(streamer: *const smol_streamer) -> smol_status;
     pub fn smol_paged_layout(type_: ggml_type, k: i64) -> *const smol_layout;
     pub fn smol_matrix_new(
         params: *const smol_matrix_params,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use smol_engine::expert::Pager;
+use smol_engine::stream::Stream;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::expert_pager::ExpertPager;
@@ -15,12 +16,20 @@ use crate::graph_report::GraphCounter;
 use crate::layouts::LayoutOptions;
 use crate::observe::{self, ObserverGuard};
 use crate::options::{EngineOptions, LevelChoice, ReportTarget};
+use crate::weight_stream::WeightStream;
 
 /// The layouts of models whose builder does not say.
 static LAYOUTS: Mutex<Option<LayoutOptions>> = Mutex::new(None);
 
 /// The pager of mixtures whose builder does not say.
 static EXPERT_PAGER: Mutex<Option<ExpertPager>> = Mutex::new(None);
+
+/// The streaming of models whose builder does not say.
+static WEIGHT_STREAM: Mutex<Option<WeightStream>> = Mutex::new(None);
+
+pub(crate) fn weight_stream() -> Option<WeightStream> {
+    WEIGHT_STREAM.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
 
 pub(crate) fn expert_pager() -> Option<ExpertPager> {
     EXPERT_PAGER.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -36,8 +45,9 @@ pub(crate) fn layouts() -> LayoutOptions {
 #[must_use = "the engines are taken out when this is dropped"]
 pub struct Engines {
     report: Option<Report>,
-    /// That of the model that upstream's code loads.
+    /// Those of the model that upstream's code loads.
     pager: Option<Arc<Pager>>,
+    stream: Option<Arc<Stream>>,
 }
 
 /// A report that is being gathered.
@@ -67,6 +77,7 @@ impl Engines {
             .map_err(|e| Error::new(ErrorKind::Config, format!("layouts: {}", e.message())))?;
         *LAYOUTS.lock().unwrap_or_else(PoisonError::into_inner) = Some(options.layouts.clone());
         *EXPERT_PAGER.lock().unwrap_or_else(PoisonError::into_inner) = options.pager.clone();
+        *WEIGHT_STREAM.lock().unwrap_or_else(PoisonError::into_inner) = options.stream.clone();
         let wanted = &options.observe;
         let report = match &wanted.report {
             Some(target) => {
@@ -77,13 +88,19 @@ impl Engines {
             }
             None => None,
         };
-        Ok(Self { report, pager: None })
+        Ok(Self { report, pager: None, stream: None })
     }
 
     /// Adds a pager to the report.
     #[cfg(feature = "tools")]
     pub(crate) fn set_pager(&mut self, pager: Option<Arc<Pager>>) {
         self.pager = pager;
+    }
+
+    /// Adds streamed weights to the report.
+    #[cfg(feature = "tools")]
+    pub(crate) fn set_stream(&mut self, stream: Option<Arc<Stream>>) {
+        self.stream = stream;
     }
 
     /// Takes the engines out and writes the report.
@@ -105,6 +122,9 @@ impl Engines {
         let mut json = report.counter.json();
         if let Some(pager) = &self.pager {
             json["pager"] = serde_json::json!(pager.statistics());
+        }
+        if let Some(stream) = &self.stream {
+            json["stream"] = serde_json::json!(stream.statistics());
         }
         json
     }

@@ -197,7 +197,7 @@ fn checked_budget(budget: PoolBudget) -> Result<PoolBudget, String> {
     }
 }
 
-fn checked_readers(readers: usize) -> Result<usize, String> {
+pub(crate) fn checked_readers(readers: usize) -> Result<usize, String> {
     if (1..=MAX_READERS).contains(&readers) {
         return Ok(readers);
     }
@@ -225,7 +225,9 @@ fn checked_experts(experts: u32) -> Result<u32, String> {
     Ok(experts)
 }
 
-fn readers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+pub(crate) fn readers<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<usize>, D::Error> {
     let readers = usize::deserialize(deserializer)?;
     checked_readers(readers).map(Some).map_err(D::Error::custom)
 }

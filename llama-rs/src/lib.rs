@@ -42,11 +42,13 @@ pub mod ram;
 pub mod sampler;
 pub mod session;
 mod state;
+mod streaming;
 pub mod text;
 mod token;
 #[cfg(feature = "tools")]
 pub mod tools;
 mod vocab;
+mod weight_stream;
 pub mod worker;
 
 pub use batch::Batch;
@@ -77,6 +79,8 @@ pub use smol_engine::expert::prefetch::Prefetch;
 pub use smol_engine::expert::{PagerStatistics, Policy, Scope};
 pub use smol_engine::io::IoChoice;
 pub use smol_engine::machine;
+pub use smol_engine::stream::StreamStatistics;
 pub use smol_gguf as gguf;
 pub use token::{SeqId, Token};
 pub use vocab::{TokenAttributes, TokenizeOptions, Vocab};
+pub use weight_stream::{StreamSize, WeightStream};

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use smol_engine::expert::PagerStatistics;
+use smol_engine::stream::StreamStatistics;
 use smol_gguf::{Metadata, Value};
 
 use crate::context_builder::ContextBuilder;
@@ -15,6 +16,7 @@ use crate::files::FileState;
 use crate::layouts::{LayoutSummary, WeightLayout};
 use crate::model_builder::ModelBuilder;
 use crate::paging::PagedModel;
+use crate::streaming::StreamedModel;
 use crate::vocab::Vocab;
 
 /// A language model in memory: its weights and vocabulary.
@@ -43,9 +45,10 @@ pub(crate) struct Inner {
     pub(crate) metadata: Metadata,
     pub(crate) n_tensors: usize,
     pub(crate) layouts: Vec<WeightLayout>,
-    /// Keeps experts in memory and reads those that are not there, if that was asked for.
     /// The pager of its experts; after `raw`, whose tensors point to it.
     pub(crate) paged: Option<PagedModel>,
+    /// Its streamed weights; after `raw` for the same reason.
+    pub(crate) streamed: Option<StreamedModel>,
     pub(crate) files: Vec<FileState>,
     pub(crate) fingerprint: u128,
     #[cfg(feature = "json-schema")]
@@ -87,9 +90,9 @@ impl Model {
         self.inner.n_tensors
     }
 
-    /// Whether experts are read when they are needed.
+    /// Whether weights are read when they are needed, so that much should be computed with what has been read.
     pub(crate) fn is_paged(&self) -> bool {
-        self.inner.paged.is_some()
+        self.inner.paged.is_some() || self.inner.streamed.is_some()
     }
 
     pub(crate) fn fingerprint(&self) -> u128 {
@@ -120,6 +123,12 @@ impl Model {
     /// Returns what the expert pager has done since the model was loaded; `None` if all experts are in memory.
     pub fn pager_statistics(&self) -> Option<PagerStatistics> {
         self.inner.paged.as_ref().map(|paged| paged.pager().statistics())
+    }
+
+    /// Returns what the weight stream has done since the model was loaded; `None` if all weights are in memory, or its
+    /// experts are paged.
+    pub fn stream_statistics(&self) -> Option<StreamStatistics> {
+        self.inner.streamed.as_ref().map(|streamed| streamed.stream().statistics())
     }
 
     /// Returns the path that the model was loaded from.

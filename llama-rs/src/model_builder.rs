@@ -24,6 +24,8 @@ use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
 use crate::paging::{Limits, PagedModel, Paging};
 use crate::ram::{PlannedContext, check_resident};
+use crate::streaming::{self, StreamedModel, Streaming};
+use crate::weight_stream::{self, WeightStream};
 
 /// How weights get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,6 +92,7 @@ pub struct ModelBuilder {
     progress: Option<ProgressFn>,
     cancel: Option<CancelToken>,
     expert_pager: Option<ExpertPager>,
+    weight_stream: Option<WeightStream>,
     ram: Option<u64>,
     planned: PlannedContext,
     experts_used: Option<u32>,
@@ -108,6 +111,7 @@ impl ModelBuilder {
             progress: None,
             cancel: None,
             expert_pager: None,
+            weight_stream: None,
             ram: None,
             planned: PlannedContext::default(),
             experts_used: None,
@@ -119,6 +123,13 @@ impl ModelBuilder {
     /// what [`EngineOptions`](crate::EngineOptions) have. Loading a model without experts fails then.
     pub fn expert_pager(mut self, pager: ExpertPager) -> Self {
         self.expert_pager = Some(pager);
+        self
+    }
+
+    /// Reads weights from the file each time they are used, instead of keeping all in memory; by default what
+    /// [`EngineOptions`](crate::EngineOptions) have. Routed experts stay in memory then, whatever the pager's options are.
+    pub fn weight_stream(mut self, stream: WeightStream) -> Self {
+        self.weight_stream = Some(stream);
         self
     }
 
@@ -224,6 +235,10 @@ impl ModelBuilder {
         self.check_cancelled()?;
         let record = self.record_experts.is_some();
         let pager = expert_pager::wanted(self.expert_pager.as_ref(), record, files.metadata())?;
+        let paging_asked = self.expert_pager.is_some() || record;
+        let stream =
+            weight_stream::wanted(self.weight_stream.as_ref(), paging_asked, files.metadata())?;
+        let pager = pager.filter(|_| stream.is_none());
         let experts_used = self.experts_used.or(pager.as_ref().and_then(|pager| pager.experts));
         if let Some(used) = experts_used {
             self.overrides.push(experts_override(files.metadata(), used)?);
@@ -238,8 +253,8 @@ impl ModelBuilder {
         let too_large = self.mode == LoadMode::Auto && !fits(files.len(), available);
         let may_page =
             pager.is_some() || self.ram.is_some() || (too_large && ffi::pager::can_page());
-        let routed = routed.filter(|_| may_page);
-        if let (Some(ram), None) = (self.ram, &routed)
+        let routed = routed.filter(|_| may_page && stream.is_none());
+        if let (Some(ram), None, None) = (self.ram, &routed, &stream)
             && !matches!(self.mode, LoadMode::Mmap)
         {
             let n_tensors = files.shards().tensors().count() as u64;
@@ -259,8 +274,15 @@ impl ModelBuilder {
             Some(routed) => self.page(&files, &metadata, routed, pager.as_ref(), &layouts)?,
             None => None,
         };
+        let streamed = match &stream {
+            Some(stream) => Some(start_stream(&files, stream, &layouts)?),
+            None => None,
+        };
         let paged_bytes = if paged.is_some() { routed.map_or(0, |routed| routed.bytes) } else { 0 };
-        let mode = self.effective_mode(files.len() - paged_bytes, available, paged.is_some())?;
+        let streamed_bytes = streamed.as_ref().map_or(0, StreamedModel::bytes);
+        let resident = files.len() - paged_bytes - streamed_bytes;
+        let mode =
+            self.effective_mode(resident, available, paged.is_some() || streamed.is_some())?;
         // A packed copy of what is mapped because it does not fit would not fit either.
         let copies = self.mode != LoadMode::Auto || mode != RawLoadMode::Mmap;
         layouts.enabled &= copies;
@@ -278,9 +300,10 @@ impl ModelBuilder {
             cancel: self.cancel,
             before_reading: guarded.map(|mapping| Box::new(move || mapping.refresh()) as _),
         };
-        let raw = match &paged {
-            Some(paged) => paged.during_load(|| RawModel::load(request))?,
-            None => RawModel::load(request)?,
+        let raw = match (&paged, &streamed) {
+            (Some(paged), _) => paged.during_load(|| RawModel::load(request))?,
+            (None, Some(streamed)) => streamed.during_load(|| RawModel::load(request))?,
+            (None, None) => RawModel::load(request)?,
         };
         let layouts = ffi::layouts::of_last_load();
         let n_tensors = files.shards().tensors().count();
@@ -301,6 +324,7 @@ impl ModelBuilder {
             n_tensors,
             layouts,
             paged,
+            streamed,
             files,
             fingerprint,
             #[cfg(feature = "json-schema")]
@@ -338,14 +362,15 @@ impl ModelBuilder {
         &self,
         bytes: u64,
         available: Option<u64>,
-        paged: bool,
+        partly: bool,
     ) -> Result<RawLoadMode> {
         let mode = match self.mode {
-            LoadMode::Mmap | LoadMode::Mlock if paged => {
-                let message = "a pager reads experts itself; load the model with LoadMode::Auto, Read or DirectIo";
+            LoadMode::Mmap | LoadMode::Mlock if partly => {
+                let message = "weights that are paged or streamed are not mapped; load the model with LoadMode::Auto, \
+                               Read or DirectIo";
                 return Err(Error::invalid(message));
             }
-            LoadMode::Auto if paged || fits(bytes, available) => RawLoadMode::Read,
+            LoadMode::Auto if partly || fits(bytes, available) => RawLoadMode::Read,
             LoadMode::Auto | LoadMode::Mmap => RawLoadMode::Mmap,
             LoadMode::Read => RawLoadMode::Read,
             LoadMode::Mlock => RawLoadMode::Mlock,
@@ -364,6 +389,17 @@ impl ModelBuilder {
             _ => Ok(mode),
         }
     }
+}
+
+/// Sets up the streaming that was asked for.
+fn start_stream(
+    files: &ModelFiles,
+    stream: &WeightStream,
+    layouts: &LayoutOptions,
+) -> Result<StreamedModel> {
+    ffi::layouts::choose(layouts)?;
+    let names = streaming::choose(files.shards(), stream.resident.asked().unwrap_or(0));
+    Streaming::new(files, &names, stream)?.start(stream.zone.asked(), stream)
 }
 
 /// Whether weights of so many bytes leave room for the caches of a context and for the rest of the machine.

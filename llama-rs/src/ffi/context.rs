@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ggml_sys as sys;
 
 use super::threadpool::ThreadPool;
-use super::{call, engine, pager};
+use super::{call, decoding, engine};
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log;
@@ -255,7 +255,7 @@ impl RawContext {
         self.abort.armed.store(interruptible, Ordering::Relaxed);
         let context = self.as_ptr();
         let cancel = self.cancel.as_ref().filter(|_| interruptible);
-        let (status, unpaged) = pager::during_decode(cancel, || {
+        let (status, unpaged) = decoding::during_decode(cancel, || {
             // SAFETY: the context is alive and borrowed mutably; the arrays of `raw` have `n_tokens` entries, are read
             // only (llama_batch_ext copies them) and outlive the call; guarded (smol.h).
             unsafe { sys::smol_decode(context, &raw, &mut result) }

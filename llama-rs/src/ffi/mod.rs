@@ -6,6 +6,7 @@
 pub(crate) mod call;
 pub(crate) mod clock;
 pub(crate) mod context;
+pub(crate) mod decoding;
 pub(crate) mod engine;
 #[cfg(feature = "tools")]
 pub(crate) mod exit;
@@ -18,5 +19,6 @@ pub(crate) mod model;
 pub(crate) mod pager;
 pub(crate) mod panics;
 pub(crate) mod quantize;
+pub(crate) mod stream;
 pub(crate) mod threadpool;
 pub(crate) mod vocab;

@@ -1,6 +1,6 @@
 //! The pager of a model's experts, as the overlay calls it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ggml_sys as sys;
 use smol_engine::expert::routing::{CacheBias, Gating};
 use smol_engine::expert::{self, Pager};
+use smol_engine::io;
 
 use super::kernels::RawLayout;
-use super::{call, panics};
-use crate::cancel::CancelToken;
+use super::{call, decoding, panics};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Where a tensor of experts is, for the loader.
@@ -60,18 +60,12 @@ unsafe impl Send for PagedExperts {}
 unsafe impl Sync for PagedExperts {}
 
 thread_local! {
-    /// What stops the decode of this thread.
-    static STOP: RefCell<Option<CancelToken>> = const { RefCell::new(None) };
-    /// The run of this thread that knows `STOP`.
+    /// The run of this thread that knows what stops it.
     static TOLD: Cell<usize> = const { Cell::new(0) };
-    /// Why the last graph of this thread failed.
-    static FAILURE: RefCell<Option<Error>> = const { RefCell::new(None) };
-    /// Whether somebody asks for `FAILURE`.
-    static ASKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns how experts of a type and row length will lie in memory, given the layouts that this thread has chosen.
-/// `None`: as in the file.
+/// Returns how paged experts and streamed matrices of a type and row length will lie in memory, given the layouts that
+/// this thread has chosen. `None`: as in the file.
 pub(crate) fn layout_of(ty: u32, columns: u64) -> Option<RawLayout> {
     let columns = i64::try_from(columns).ok()?;
     // SAFETY: a pure function of its arguments and this thread's choice (packed_weights.cpp, smol_layout_for_any); `ty`
@@ -145,31 +139,10 @@ impl PagedExperts {
     }
 }
 
-/// Runs a decode whose waits for experts `cancel` stops; returns why a pager failed in it.
-pub(crate) fn during_decode<T>(
-    cancel: Option<&CancelToken>,
-    decode: impl FnOnce() -> T,
-) -> (T, Option<Error>) {
-    STOP.set(cancel.cloned());
-    TOLD.set(0);
-    FAILURE.take();
-    ASKED.set(true);
-    let result = decode();
-    ASKED.set(false);
-    STOP.take();
-    (result, FAILURE.take())
-}
-
 /// The error of this crate for one of the pager.
 pub(crate) fn error_of(error: expert::Error) -> Error {
-    use smol_engine::io;
     let kind = match &error {
-        expert::Error::Io(io::Error::Changed { .. } | io::Error::Truncated { .. }) => {
-            ErrorKind::FileChanged
-        }
-        expert::Error::Io(io::Error::Access { source, .. } | io::Error::Read { source, .. }) => {
-            ErrorKind::Io(source.kind())
-        }
+        expert::Error::Io(error) => io_kind(error),
         expert::Error::Budget { floor, budget } => {
             ErrorKind::OutOfMemory { needed: Some(*floor), available: Some(*budget) }
         }
@@ -180,6 +153,17 @@ pub(crate) fn error_of(error: expert::Error) -> Error {
         _ => ErrorKind::Internal,
     };
     Error::new(kind, error.to_string()).with_source(error)
+}
+
+/// The kind of an error of reading weights.
+pub(super) fn io_kind(error: &io::Error) -> ErrorKind {
+    match error {
+        io::Error::Changed { .. } | io::Error::Truncated { .. } => ErrorKind::FileChanged,
+        io::Error::Access { source, .. } | io::Error::Read { source, .. } => {
+            ErrorKind::Io(source.kind())
+        }
+        _ => ErrorKind::Internal,
+    }
 }
 
 impl Shared {
@@ -310,9 +294,7 @@ extern "C" fn on_begin(ud: *mut c_void, op: *const sys::smol_expert_op) {
         };
         let uses: Vec<u32> = experts.iter().map(uses).collect();
         if TOLD.replace(op.run) != op.run {
-            let stop = STOP.with_borrow(Clone::clone);
-            let stop = stop.map(|token| Arc::new(move || token.is_cancelled()) as expert::Stop);
-            shared.pager.set_stop(op.run, stop);
+            shared.pager.set_stop(op.run, decoding::stop());
         }
         if op.tensor == 0 && !shared.watchers.is_empty() {
             let ids = chosen(op);
@@ -370,10 +352,6 @@ extern "C" fn on_end(ud: *mut c_void, run: usize) -> bool {
         Ok(()) => return true,
         Err(error) => error_of(error),
     };
-    if ASKED.get() {
-        FAILURE.set(Some(error));
-    } else {
-        tracing::error!("{error}");
-    }
+    decoding::fail(error);
     false
 }

@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::expert_pager::ExpertPager;
 use crate::layouts::LayoutOptions;
 use crate::op::Op;
+use crate::weight_stream::WeightStream;
 
 /// A configuration file is text written by hand; anything larger is another kind of file.
 const MAX_FILE_SIZE: u64 = 1 << 20;
@@ -52,6 +53,9 @@ pub struct EngineOptions {
     /// `[pager]`: experts that are read when they are needed; without the table all are in memory. Models without experts
     /// are loaded as ever.
     pub pager: Option<ExpertPager>,
+    /// `[stream]`: weights that are read from the file each time they are used; without the table all are in memory.
+    /// Models whose experts are paged are not streamed.
+    pub stream: Option<WeightStream>,
     /// `[observe]`: a report on what was computed.
     pub observe: ObserveOptions,
 }
