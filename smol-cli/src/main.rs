@@ -10,6 +10,7 @@ mod fetch;
 mod interrupt;
 mod model;
 mod progress;
+mod report;
 mod space;
 mod table;
 mod units;

@@ -1,10 +1,10 @@
 //! `smol models`: lists the models that are known by name.
 
 use crate::cli::Global;
+use crate::report::print;
 use crate::units::bytes;
 use anyhow::Result;
 use serde::Serialize;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -45,14 +45,8 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
             path: cache.find(entry),
         })
         .collect();
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, &rows)?;
-        writeln!(out)?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
-    for row in &rows {
+    let line = |row: &Row| {
         let state = match (&row.path, row.default) {
             (Some(_), true) => "fetched, default",
             (Some(_), false) => "fetched",
@@ -61,7 +55,8 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         };
         let size = bytes(row.size);
         let line = format!("{:width$}  {size:>8}  {state:16}  {}", row.name, row.description);
-        writeln!(out, "{line} ({})", row.licence)?;
-    }
+        format!("{line} ({})", row.licence)
+    };
+    print(args.json, &rows, |out| rows.iter().try_for_each(|row| writeln!(out, "{}", line(row))))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -4,10 +4,10 @@ use crate::arguments::{PromptArgs, load_vocabulary};
 use crate::cli::Global;
 use crate::interrupt;
 use crate::model::ModelArg;
+use crate::report::print;
 use anyhow::Result;
 use serde::Serialize;
 use smolmaxxing::CancelToken;
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 /// Show the tokens of a text
@@ -54,18 +54,11 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
             })
         })
         .collect::<smolmaxxing::Result<Vec<_>>>()?;
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    if args.json {
-        serde_json::to_writer(&mut out, &rows)?;
-        writeln!(out)?;
-    } else {
-        for row in &rows {
-            match row.text.contains('\u{fffd}') {
-                true => writeln!(out, "{:6} bytes {}", row.id, row.bytes)?,
-                false => writeln!(out, "{:6} {:?}", row.id, row.text)?,
-            }
-        }
-    }
-    out.flush()?;
+    print(args.json, &rows, |out| {
+        rows.iter().try_for_each(|row| match row.text.contains('\u{fffd}') {
+            true => writeln!(out, "{:6} bytes {}", row.id, row.bytes),
+            false => writeln!(out, "{:6} {:?}", row.id, row.text),
+        })
+    })?;
     Ok(ExitCode::SUCCESS)
 }

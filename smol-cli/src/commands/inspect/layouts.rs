@@ -3,10 +3,13 @@
 use crate::arguments::{LayoutReport, load_model, measured};
 use crate::cli::Global;
 use crate::interrupt;
+use crate::report::print;
 use crate::units::bytes;
 use anyhow::Result;
 use serde::Serialize;
-use smolmaxxing::{CancelToken, LayoutOptions, WeightKernel, WeightLayout, WeightUse};
+use smolmaxxing::{
+    CancelToken, LayoutOptions, LayoutSummary, WeightKernel, WeightLayout, WeightUse,
+};
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -69,20 +72,18 @@ pub fn run(path: &Path, json: bool, global: &Global) -> Result<ExitCode> {
     let model = load_model(path, &cancel, |model| model.layouts(layouts))?;
     let rows: Vec<_> = model.layouts().iter().map(Row::new).collect();
     let summary = model.layout_summary();
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    if json {
-        let report = Report { summary: LayoutReport::from(&summary), weights: rows };
-        serde_json::to_writer(&mut out, &report)?;
-        writeln!(out)?;
-        out.flush()?;
-        return Ok(ExitCode::SUCCESS);
-    }
+    let report = Report { summary: LayoutReport::from(&summary), weights: rows };
+    print(json, &report, |out| text(out, &report.weights, &summary))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(out: &mut dyn Write, rows: &[Row<'_>], summary: &LayoutSummary) -> io::Result<()> {
     writeln!(
         out,
         "{:36} {:8} {:8} {:>20} {:>10}  layout",
         "matrix", "type", "use", "shape", "size"
     )?;
-    for row in &rows {
+    for row in rows {
         let shape: Vec<_> =
             row.shape.iter().filter(|n| **n != 1).map(ToString::to_string).collect();
         let kernel =
@@ -100,7 +101,5 @@ pub fn run(path: &Path, json: bool, global: &Global) -> Result<ExitCode> {
     for (name, tensors, size) in &summary.layouts {
         writeln!(out, "{name:16} {tensors:5} matrices {:>10}", bytes(*size))?;
     }
-    writeln!(out, "off the fast path      {:>20}", bytes(summary.slow_bytes))?;
-    out.flush()?;
-    Ok(ExitCode::SUCCESS)
+    writeln!(out, "off the fast path      {:>20}", bytes(summary.slow_bytes))
 }

@@ -4,6 +4,7 @@ mod layouts;
 
 use crate::cli::Global;
 use crate::model;
+use crate::report::print;
 use crate::units::{bytes, grouped};
 use anyhow::Result;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
@@ -50,15 +51,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         shards: &shards,
         findings: findings.as_ref().map(smol_gguf::Report::findings),
     };
-    // The lines are many, and each would be written on its own.
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    if args.json {
-        serde_json::to_writer(&mut out, &contents)?;
-        writeln!(out)?;
-    } else {
-        contents.print(&mut out)?;
-    }
-    out.flush()?;
+    print(args.json, &contents, |out| contents.print(out))?;
     Ok(if usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -99,7 +92,7 @@ impl Contents<'_> {
         types
     }
 
-    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let metadata = self.shards.metadata();
         let first = self.shards.first();
         let mut line = |name: &str, value: &str| writeln!(out, "{name:14} {value}");

@@ -7,6 +7,7 @@ use crate::arguments::clamped_threads;
 use crate::failure::{Failure, notice};
 use crate::interrupt;
 use crate::progress;
+use crate::report::print;
 use crate::units::bytes;
 use anyhow::Result;
 use indicatif::ProgressBar;
@@ -17,7 +18,6 @@ use smolmaxxing::kernels::{
 };
 use smolmaxxing::{CancelToken, cpu};
 use std::collections::HashMap;
-use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -94,14 +94,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         report.layouts.push(found);
     }
     bench.bar.finish_and_clear();
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", report.text())?;
-    }
-    out.flush()?;
+    print(args.json, &report, |out| write!(out, "{}", report.text()))?;
     Ok(if report.is_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -5,13 +5,13 @@ mod sizes;
 
 use crate::failure::{Failure, notice};
 use crate::progress;
+use crate::report::print;
 use anyhow::{Context as _, Result};
 use report::{Report, Row};
 use sizes::Sizes;
 use smol_engine::expert::Scope;
 use smol_engine::expert::simulate::{Simulation, Strategy, recorded_compute, recorded_flash};
 use smol_engine::expert::trace::{Error, Trace};
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -119,14 +119,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let svg = report.plot(&strategies).svg();
         std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", report.text())?;
-    }
-    out.flush()?;
+    print(args.json, &report, |out| write!(out, "{}", report.text()))?;
     if !args.json && flash.is_none() {
         notice(
             "the trace has no reads to tell the flash's speed from: --flash MB/s gives tokens/s",
