@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use smol_engine::machine::Memory;
 pub use smol_engine::pack_cache::{CacheFile, CacheState};
-use smol_engine::pack_cache::{Folder, Key, PackedFile, Source, Unusable};
+use smol_engine::pack_cache::{Folder, Key, PackedFile, Source, Unusable, Writer};
 
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
@@ -20,7 +20,8 @@ use crate::layouts::LayoutOptions;
 /// Each model has one file there, for each CPU and choice of layouts, about as large as its packed weights. The load that
 /// finds none writes it. A file that is damaged, or of another state of the model or of this library, is replaced; where
 /// none can be written, as on a full disk, loading goes on without. Mapped weights are no memory of the process's own: the
-/// system may drop them and read them again.
+/// system may drop them and read them again. Experts that are paged are read from a second file, packed, and not packed
+/// while the model runs.
 ///
 /// # Examples
 /// ```no_run
@@ -59,6 +60,9 @@ pub struct PackCacheStatistics {
     /// Why weights were packed or not kept, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// The same for experts that are paged: a hit is a tensor that the pager reads packed, and nothing is mapped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Box<PackCacheStatistics>>,
 }
 
 impl PackCache {
@@ -96,11 +100,113 @@ impl<P: Into<PathBuf>> From<P> for PackCache {
     }
 }
 
-/// The cache of one model. Outlives the model.
-pub(crate) struct CachedWeights {
+/// The file of a model's weights of one kind.
+pub(crate) struct ModelCache {
     folder: Folder,
     path: PathBuf,
     key: Key,
+    verify: bool,
+}
+
+/// What a cache may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The weights that are in memory.
+    Resident,
+    /// Experts as a pager reads them.
+    Experts,
+}
+
+impl ModelCache {
+    /// The file for a model that is about to be loaded with these layouts.
+    pub(crate) fn new(
+        cache: &PackCache,
+        kind: Kind,
+        files: &ModelFiles,
+        fingerprint: u128,
+        layouts: &LayoutOptions,
+        repack: bool,
+    ) -> Self {
+        let paths = files.paths();
+        let source = |path: &PathBuf| {
+            let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
+            Source::of(&whole).unwrap_or_default()
+        };
+        let choice = choice(layouts, repack);
+        let key = Key {
+            model: format!("{fingerprint:032x}"),
+            sources: paths.iter().map(source).collect(),
+            cpu: cpu(),
+            build: build(),
+            layouts: match kind {
+                Kind::Resident => choice,
+                Kind::Experts => format!("experts; {choice}"),
+            },
+        };
+        let folder = Folder::new(&cache.dir);
+        let path = folder.file(paths.first().map_or(Path::new("model"), PathBuf::as_path), &key);
+        Self { folder, path, key, verify: cache.verify }
+    }
+
+    /// Statistics in which nothing has happened yet.
+    pub(crate) fn statistics(&self) -> PackCacheStatistics {
+        PackCacheStatistics {
+            file: self.path.to_string_lossy().into_owned(),
+            hits: 0,
+            misses: 0,
+            mapped_mb: 0.0,
+            written_mb: 0.0,
+            note: None,
+            experts: None,
+        }
+    }
+
+    /// Opens the file, if it fits; notes why not.
+    pub(crate) fn find(&self, statistics: &mut PackCacheStatistics) -> Option<PackedFile> {
+        let error = match PackedFile::open(&self.path, &self.key) {
+            Ok(file) if !self.verify => return Some(file),
+            Ok(file) => match file.verify() {
+                Ok(()) => return Some(file),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        if !matches!(error, Unusable::Missing) {
+            tracing::warn!("{}: not used and made anew: {error}", self.path.display());
+        }
+        statistics.note = Some(error.to_string());
+        None
+    }
+
+    /// Opens the file that was just written.
+    pub(crate) fn find_again(&self) -> Option<PackedFile> {
+        PackedFile::open(&self.path, &self.key).ok()
+    }
+
+    /// Writes the file, or notes why that can't be done.
+    pub(crate) fn write(
+        &self,
+        bytes: u64,
+        statistics: &mut PackCacheStatistics,
+        weights: impl FnOnce(&mut Writer<'_>) -> std::io::Result<()>,
+    ) -> bool {
+        match self.folder.write(&self.path, &self.key, bytes, weights) {
+            Ok(len) => {
+                statistics.written_mb = megabytes(len);
+                true
+            }
+            Err(error) => {
+                tracing::warn!("{}: packed weights are not kept: {error}", self.path.display());
+                statistics.note = Some(format!("not kept: {error}"));
+                false
+            }
+        }
+    }
+}
+
+/// The weights of a model that are mapped. Outlives the model.
+pub(crate) struct CachedWeights {
+    cache: ModelCache,
     found: Option<Found>,
     statistics: PackCacheStatistics,
 }
@@ -113,46 +219,17 @@ struct Found {
 }
 
 impl CachedWeights {
-    /// Looks for the file of a model that is about to be loaded with these layouts.
-    pub(crate) fn open(
-        cache: &PackCache,
-        files: &ModelFiles,
-        model: &Path,
-        fingerprint: u128,
-        layouts: &LayoutOptions,
-        repack: bool,
-    ) -> Self {
-        let paths = files.paths();
-        let source = |path: &PathBuf| {
-            let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
-            Source::of(&whole).unwrap_or_default()
-        };
-        let key = Key {
-            model: format!("{fingerprint:032x}"),
-            sources: paths.iter().map(source).collect(),
-            cpu: cpu(),
-            build: build(),
-            layouts: choice(layouts, repack),
-        };
-        let folder = Folder::new(&cache.dir);
-        let path = folder.file(paths.first().map_or(model, PathBuf::as_path), &key);
-        let (found, note) = match find(&path, &key, cache.verify) {
-            Ok(found) => (Some(found), None),
-            Err(error @ Unusable::Missing) => (None, Some(error.to_string())),
-            Err(error) => {
-                tracing::warn!("{}: not used and made anew: {error}", path.display());
-                (None, Some(error.to_string()))
-            }
-        };
-        let statistics = PackCacheStatistics {
-            file: path.to_string_lossy().into_owned(),
-            hits: 0,
-            misses: 0,
-            mapped_mb: 0.0,
-            written_mb: 0.0,
-            note,
-        };
-        Self { folder, path, key, found, statistics }
+    /// Looks for the file of a model that is about to be loaded.
+    pub(crate) fn open(cache: ModelCache, experts: Option<PackCacheStatistics>) -> Self {
+        let mut statistics = cache.statistics();
+        statistics.experts = experts.map(Box::new);
+        let found = cache.find(&mut statistics).and_then(|file| {
+            let state = FileState::of(&cache.path).ok()?;
+            let guard = MappingGuard::new(vec![cache.path.clone()]);
+            guard.refresh();
+            Some(Found { guard, state, file })
+        });
+        Self { cache, found, statistics }
     }
 
     /// Loads the model; returns where its packed weights are.
@@ -192,7 +269,7 @@ impl CachedWeights {
             }
             return;
         }
-        let written = self.folder.write(&self.path, &self.key, mapped + packed, |writer| {
+        self.cache.write(mapped + packed, &mut self.statistics, |writer| {
             placed.iter().try_for_each(|one| {
                 if cancel.is_some_and(CancelToken::is_cancelled) {
                     return Err(std::io::Error::other("loading was cancelled"));
@@ -200,13 +277,6 @@ impl CachedWeights {
                 writer.add(&one.weight, |out| out.write_all(one.bytes(model)))
             })
         });
-        match written {
-            Ok(len) => self.statistics.written_mb = megabytes(len),
-            Err(error) => {
-                tracing::warn!("{}: packed weights are not kept: {error}", self.path.display());
-                self.statistics.note = Some(format!("not kept: {error}"));
-            }
-        }
     }
 
     pub(crate) fn statistics(&self) -> &PackCacheStatistics {
@@ -218,22 +288,10 @@ impl CachedWeights {
         let Some(found) = &self.found else { return Ok(()) };
         found.state.check_not_shortened()?;
         match found.guard.was_hit() {
-            true => Err(crate::model::files_lost(&self.path)),
+            true => Err(crate::model::files_lost(&self.cache.path)),
             false => Ok(()),
         }
     }
-}
-
-fn find(path: &Path, key: &Key, verify: bool) -> Result<Found, Unusable> {
-    let file = PackedFile::open(path, key)?;
-    let gone = |error: Error| Unusable::Io(std::io::Error::other(error));
-    let state = FileState::of(path).map_err(gone)?;
-    let guard = MappingGuard::new(vec![path.to_owned()]);
-    guard.refresh();
-    if verify {
-        file.verify()?;
-    }
-    Ok(Found { guard, state, file })
 }
 
 /// All that packed bytes of llama.cpp's own layouts depend on, beside the weights.

@@ -39,8 +39,11 @@ pub fn cache_line(statistics: &PackCacheStatistics) -> String {
     if statistics.written_mb > 0.0 {
         line += &format!("; {} written for the next load", size(statistics.written_mb));
     }
-    match &statistics.note {
-        Some(note) => format!("{line}: {note}"),
+    if let Some(note) = &statistics.note {
+        line += &format!(": {note}");
+    }
+    match &statistics.experts {
+        Some(experts) => format!("{line}; experts: {}", cache_line(experts)),
         None => line,
     }
 }
