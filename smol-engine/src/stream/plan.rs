@@ -276,7 +276,7 @@ fn check(files: &[Arc<dyn ReadAt>], tensors: &[StreamTensor]) -> Result<()> {
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 impl Plan {
     /// Makes a plan of tensors whose pieces have these lengths.
     pub(super) fn of_lengths(tensors: &[&[u64]]) -> Self {
@@ -302,5 +302,6 @@ impl Plan {
     }
 }
 
-#[cfg(test)]
+// Nothing unsafe for Miri to look at.
+#[cfg(all(test, not(miri)))]
 mod tests;

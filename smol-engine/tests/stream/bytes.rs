@@ -55,7 +55,9 @@ fn any_order() {
 
 #[test]
 fn the_next_pass_is_read_ahead() {
-    let (stream, file) = stream(400_000, MIXED, 1, StreamConfig::default());
+    // One reader, so that what is needed first has come if as much has.
+    let config = StreamConfig { readers: 1, ..StreamConfig::default() };
+    let (stream, file) = stream(400_000, MIXED, 1, config);
     pass(&stream, &file.data, 1, &ORDER, 1);
     // As much as there is room for; then it rests.
     let start = bytes(&stream, &ORDER[..3]);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::stream::Packer;
+use std::sync::Barrier;
 
 #[derive(Debug)]
 struct Memory(Vec<u8>, Mode);
@@ -87,32 +88,33 @@ fn check(stream: &Stream, data: &[u8], tensor: u32, weights: *const u8) {
 
 fn pass(stream: &Stream, data: &[u8], order: &[u32]) {
     let weights = stream.begin(1, order).expect("it begins");
-    for (index, (&tensor, &weights)) in order.iter().zip(&weights).enumerate() {
-        std::thread::scope(|scope| {
-            let weights = weights.addr();
-            let compute = move || {
-                assert!(stream.wait(1, index));
-                let ring = stream.shared.lock().ring.as_ref().unwrap().address(0);
-                check(stream, data, tensor, ring.wrapping_add(weights - ring.addr()));
-            };
-            scope.spawn(compute);
-            compute();
-        });
-    }
+    let places: Vec<usize> = weights.iter().map(|weights| weights.addr()).collect();
+    let step = Barrier::new(2);
+    let compute = || {
+        for (index, (&tensor, place)) in order.iter().zip(&places).enumerate() {
+            assert!(stream.wait(1, index));
+            let ring = stream.shared.lock().ring.as_ref().map(|ring| ring.address(0));
+            let ring = ring.expect("something is streamed");
+            check(stream, data, tensor, ring.wrapping_add(place - ring.addr()));
+            step.wait();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(compute);
+        compute();
+    });
     stream.end(1).unwrap();
 }
 
 #[test]
 fn every_use_sees_its_bytes() {
-    for verify in [false, true] {
-        for zone in [|floor| floor, |floor| floor + 4096, |_| 1 << 20] {
-            let (stream, data) = stream(zone, verify);
-            assert!(stream.shared.plan.tensors[0].pieces.len() > 2);
-            for order in [&[0, 1, 2, 3, 4][..], &[0, 1, 2, 3, 4], &[3, 3], &[0, 4], &[], &[0, 1]] {
-                pass(&stream, &data, order);
-            }
-            assert_eq!(stream.statistics().passes, 5);
+    for (verify, zone) in [(false, 0), (true, 0), (false, 4096), (false, 1 << 20)] {
+        let (stream, data) = stream(|floor| floor + zone, verify);
+        assert!(stream.shared.plan.tensors[0].pieces.len() > 2);
+        for order in [&[0, 1, 2, 3, 4][..], &[0, 1, 2], &[3, 3], &[]] {
+            pass(&stream, &data, order);
         }
+        assert_eq!(stream.statistics().passes, 3);
     }
 }
 
