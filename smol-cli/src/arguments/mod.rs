@@ -6,6 +6,8 @@ mod load;
 mod pager;
 mod prompt;
 mod sampling;
+mod statistics;
+mod stream;
 
 pub use compute::{ComputeArgs, clamped_threads};
 pub use layouts::{LayoutArgs, LayoutReport, measured};
@@ -13,3 +15,4 @@ pub use load::{bits_per_weight, load_model, load_vocabulary};
 pub use pager::{PagerArgs, pager_line};
 pub use prompt::{MAX_TEXT, PromptArgs, read_text};
 pub use sampling::{GrammarArgs, SamplingArgs};
+pub use statistics::EngineStatistics;

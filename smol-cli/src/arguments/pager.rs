@@ -1,6 +1,7 @@
-//! Memory: how much there is, and the experts that are read when they are needed.
+//! Memory: how much there is, and the weights that are read when they are needed.
 
 use super::sampling::number;
+use super::stream::StreamArgs;
 use crate::failure::Failure;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use smolmaxxing::{
@@ -10,7 +11,7 @@ use smolmaxxing::{
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Settings of memory and of the expert pager.
+/// Settings of memory, of the expert pager and of the weight stream.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Memory")]
 pub struct PagerArgs {
@@ -51,13 +52,15 @@ pub struct PagerArgs {
     /// Read the experts that a recorded trace uses most when the model is loaded
     #[arg(long, value_name = "FILE")]
     warm: Option<PathBuf>,
-    /// Threads that read experts [default: up to 4]
+    /// Threads that read weights [default: up to 4]
     #[arg(long, value_name = "N", allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(1..=64))]
     readers: Option<u32>,
     /// Read each expert twice and compare
     #[arg(long)]
     pager_verify: bool,
+    #[command(flatten)]
+    stream: StreamArgs,
 }
 
 /// Takes one of these names, which help texts and completions list.
@@ -77,6 +80,9 @@ impl PagerArgs {
         }
         if let Some(experts) = self.experts {
             model = model.experts_used(experts);
+        }
+        if let Some(stream) = self.stream.stream(self.readers) {
+            model = model.weight_stream(stream);
         }
         match self.pager() {
             Some(pager) => model.expert_pager(pager),
@@ -105,7 +111,7 @@ impl PagerArgs {
             || self.expert_bias.is_some()
             || self.prefetch.is_some()
             || self.warm.is_some()
-            || self.readers.is_some()
+            || (self.readers.is_some() && self.stream.stream(None).is_none())
             || self.pager_verify;
         said.then_some(pager)
     }

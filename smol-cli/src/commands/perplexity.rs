@@ -1,7 +1,7 @@
 //! `smol perplexity`: how well a model predicts a text.
 
 use crate::arguments::{
-    LayoutArgs, LayoutReport, PagerArgs, clamped_threads, load_model, pager_line, read_text,
+    EngineStatistics, LayoutArgs, LayoutReport, PagerArgs, clamped_threads, load_model, read_text,
 };
 use crate::cli::Global;
 use crate::failure::{Failure, notice};
@@ -11,7 +11,7 @@ use crate::progress;
 use anyhow::Result;
 use serde::Serialize;
 use smolmaxxing::perplexity::{Perplexity, PerplexityOptions, perplexity};
-use smolmaxxing::{CancelToken, PagerStatistics};
+use smolmaxxing::CancelToken;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -71,15 +71,15 @@ struct Score {
     perplexity: f64,
     stderr: f64,
     bits_per_byte: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pager: Option<PagerStatistics>,
+    #[serde(flatten)]
+    engines: EngineStatistics,
 }
 
 /// What one pass over the text has found.
 struct Pass {
     result: Perplexity,
     layouts: LayoutReport,
-    pager: Option<PagerStatistics>,
+    engines: EngineStatistics,
 }
 
 impl Pass {
@@ -88,7 +88,7 @@ impl Pass {
             perplexity: self.result.perplexity,
             stderr: self.result.stderr,
             bits_per_byte: self.result.bits_per_byte,
-            pager: self.pager.clone(),
+            engines: self.engines.clone(),
         }
     }
 }
@@ -150,7 +150,7 @@ fn measure(
     Ok(Pass {
         result: result?,
         layouts: LayoutReport::from(&model.layout_summary()),
-        pager: model.pager_statistics(),
+        engines: EngineStatistics::of(&model),
     })
 }
 
@@ -182,7 +182,7 @@ fn print(args: &Args, pass: Pass, baseline: Option<Pass>) -> Result<()> {
     Ok(())
 }
 
-/// Prints the result on a line, and tells a person what the pager did.
+/// Prints the result on a line, and tells a person what the engines did.
 fn print_pass(out: &mut impl io::Write, pass: &Pass, what: &str) -> Result<()> {
     writeln!(
         out,
@@ -193,10 +193,8 @@ fn print_pass(out: &mut impl io::Write, pass: &Pass, what: &str) -> Result<()> {
         pass.result.scored_tokens,
         pass.result.tokens
     )?;
-    if let Some(statistics) = &pass.pager
-        && io::stderr().is_terminal()
-    {
-        notice(pager_line(statistics));
+    if io::stderr().is_terminal() {
+        pass.engines.lines().for_each(notice);
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! `smol run`: answers one prompt.
 
 use crate::arguments::{
-    ComputeArgs, GrammarArgs, LayoutArgs, LayoutReport, PagerArgs, PromptArgs, SamplingArgs,
-    bits_per_weight, load_model, pager_line,
+    ComputeArgs, EngineStatistics, GrammarArgs, LayoutArgs, LayoutReport, PagerArgs, PromptArgs,
+    SamplingArgs, bits_per_weight, load_model,
 };
 use crate::cli::Global;
 use crate::failure::notice;
@@ -15,7 +15,7 @@ use smolmaxxing::chat::Message;
 use smolmaxxing::generation::{Finish, GenerateOptions, Generation, Stats};
 use smolmaxxing::loops::LoopOptions;
 use smolmaxxing::session::{ChatOptions, Session};
-use smolmaxxing::{CancelToken, PagerStatistics};
+use smolmaxxing::CancelToken;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -60,8 +60,8 @@ struct Report {
     load_s: f64,
     peak_rss_mb: Option<f64>,
     layouts: Option<LayoutReport>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pager: Option<PagerStatistics>,
+    #[serde(flatten)]
+    engines: EngineStatistics,
 }
 
 struct Outcome {
@@ -70,7 +70,7 @@ struct Outcome {
     stats: Stats,
     load: Duration,
     layouts: Option<LayoutReport>,
-    pager: Option<PagerStatistics>,
+    engines: EngineStatistics,
 }
 
 /// Answers the prompt on standard output.
@@ -105,7 +105,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
             stats: Stats::default(),
             load,
             layouts,
-            pager: None,
+            engines: EngineStatistics::default(),
         },
         Err(error) => return Err(args.pager.explain(error)),
     };
@@ -144,8 +144,8 @@ fn answer(
         out.write_all(piece.as_bytes())?;
         out.flush()
     })?;
-    let pager = session.context().model().pager_statistics();
-    Ok(Outcome { text, finish, stats, load: Duration::ZERO, layouts: None, pager })
+    let engines = EngineStatistics::of(session.context().model());
+    Ok(Outcome { text, finish, stats, load: Duration::ZERO, layouts: None, engines })
 }
 
 /// Gives each piece of text to `write` as it comes.
@@ -164,7 +164,7 @@ pub fn stream(
 
 /// Prints what comes after the text.
 fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
-    let Outcome { text, finish, stats, load, layouts, pager } = outcome;
+    let Outcome { text, finish, stats, load, layouts, engines } = outcome;
     let mut out = io::stdout().lock();
     if args.json {
         let report = Report {
@@ -178,7 +178,7 @@ fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
             load_s: rounded(load.as_secs_f64()),
             peak_rss_mb: peak_rss().map(|bytes| rounded(bytes as f64 / 1e6)),
             layouts,
-            pager,
+            engines,
         };
         serde_json::to_writer(&mut out, &report)?;
         writeln!(out)?;
@@ -186,9 +186,7 @@ fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
         writeln!(out)?;
         if io::stderr().is_terminal() {
             notice(summary(finish, &stats));
-            if let Some(statistics) = &pager {
-                notice(pager_line(statistics));
-            }
+            engines.lines().for_each(notice);
         }
     }
     out.flush()?;

@@ -3,7 +3,7 @@
 mod clock;
 mod report;
 
-use crate::arguments::{LayoutArgs, PagerArgs, clamped_threads, load_model, pager_line};
+use crate::arguments::{EngineStatistics, LayoutArgs, PagerArgs, clamped_threads, load_model};
 use crate::cli::Global;
 use crate::failure::notice;
 use crate::interrupt;
@@ -54,11 +54,11 @@ pub struct Args {
 /// Most tokens that are evaluated at once, and the part that is computed at once.
 const N_BATCH: u32 = 2048;
 const N_UBATCH: u32 = 512;
-/// The part where experts are paged: each batch may read all of them.
+/// The part where experts are paged or weights streamed: each batch may read all of them.
 const N_UBATCH_PAGED: u32 = 1024;
 
 fn n_ubatch(model: &Model) -> u32 {
-    if model.pager_statistics().is_some() { N_UBATCH_PAGED } else { N_UBATCH }
+    if EngineStatistics::of(model).reads() { N_UBATCH_PAGED } else { N_UBATCH }
 }
 
 /// A test of one kind and length.
@@ -135,10 +135,8 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         writeln!(out)?;
     } else {
         write!(out, "{}", report::table(&rows))?;
-        if io::stderr().is_terminal()
-            && let Some(statistics) = model.pager_statistics()
-        {
-            notice(pager_line(&statistics));
+        if io::stderr().is_terminal() {
+            EngineStatistics::of(&model).lines().for_each(notice);
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -167,7 +165,7 @@ fn measure(
         Test::Generate(_) => Test::Generate(1),
     };
     once(&mut context, warm_up, &mut tokens)?;
-    let paged_before = model.pager_statistics();
+    let before = EngineStatistics::of(model);
     let read_before = bytes_read_from_disk();
     let mut times = Vec::new();
     for _ in 0..repetitions {
@@ -178,9 +176,8 @@ fn measure(
         done();
     }
     let read = read_before.zip(bytes_read_from_disk()).map(|(before, after)| after - before);
-    let paged =
-        model.pager_statistics().zip(paged_before).map(|(after, before)| after.since(&before));
-    Ok(Samples { tokens: test.tokens(), times, bytes_read: read, pager: paged })
+    let engines = EngineStatistics::of(model).since(&before);
+    Ok(Samples { tokens: test.tokens(), times, bytes_read: read, engines })
 }
 
 fn once(context: &mut Context, test: Test, tokens: &mut RandomTokens) -> Result<()> {

@@ -1,8 +1,8 @@
 //! Results of a benchmark, as a table and as JSON.
 
 use super::clock;
+use crate::arguments::EngineStatistics;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
-use smolmaxxing::PagerStatistics;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -14,8 +14,8 @@ pub struct Samples {
     pub times: Vec<Duration>,
     /// Bytes read from disk meanwhile.
     pub bytes_read: Option<u64>,
-    /// What the expert pager did meanwhile.
-    pub pager: Option<PagerStatistics>,
+    /// What the engines did meanwhile.
+    pub engines: EngineStatistics,
 }
 
 impl Samples {
@@ -88,8 +88,11 @@ impl Serialize for Row {
         map.serialize_entry("load_s", &self.load.as_secs_f64())?;
         map.serialize_entry("peak_rss_mb", &self.peak_rss.map(|bytes| bytes as f64 / 1e6))?;
         map.serialize_entry("mb_read_per_token", &self.samples.mb_read_per_token())?;
-        if let Some(statistics) = &self.samples.pager {
+        if let Some(statistics) = &self.samples.engines.pager {
             map.serialize_entry("pager", statistics)?;
+        }
+        if let Some(statistics) = &self.samples.engines.stream {
+            map.serialize_entry("stream", statistics)?;
         }
         map.end()
     }
@@ -178,7 +181,7 @@ mod tests {
             tokens: 10,
             times: vec![Duration::from_millis(100), Duration::from_millis(50)],
             bytes_read: Some(40_000_000),
-            pager: None,
+            engines: EngineStatistics::default(),
         };
         assert_eq!(samples.speeds(), [100.0, 200.0]);
         assert_eq!(samples.mb_read_per_token(), Some(2.0));

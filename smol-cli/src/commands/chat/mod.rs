@@ -4,7 +4,7 @@ mod input;
 mod transcript;
 
 use crate::arguments::{
-    ComputeArgs, LayoutArgs, PagerArgs, SamplingArgs, bits_per_weight, load_model, pager_line,
+    ComputeArgs, EngineStatistics, LayoutArgs, PagerArgs, SamplingArgs, bits_per_weight, load_model,
 };
 use crate::cli::Global;
 use crate::commands::run::{stream, summary};
@@ -124,10 +124,8 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         }
     }
     input.save_history();
-    if io::stderr().is_terminal()
-        && let Some(statistics) = model.pager_statistics()
-    {
-        notice(pager_line(&statistics));
+    if io::stderr().is_terminal() {
+        EngineStatistics::of(&model).lines().for_each(notice);
     }
     Ok(code)
 }
@@ -237,8 +235,8 @@ impl Chat {
         }
         let (used, n_ctx) = (self.session.tokens().len(), self.session.context().n_ctx());
         writeln!(out, "context: {used} of {n_ctx} tokens")?;
-        if let Some(statistics) = self.session.context().model().pager_statistics() {
-            writeln!(out, "{}", pager_line(&statistics))?;
+        for line in EngineStatistics::of(self.session.context().model()).lines() {
+            writeln!(out, "{line}")?;
         }
         if let Some(bytes) = peak_rss() {
             writeln!(out, "memory: {:.0} MB at most", bytes as f64 / 1e6)?;

@@ -1,0 +1,45 @@
+//! What the engines of a model have done, in reports and for people.
+
+use super::pager::pager_line;
+use super::stream::stream_line;
+use serde::Serialize;
+use smolmaxxing::{Model, PagerStatistics, StreamStatistics};
+
+/// What the engines of a model have done; in JSON a field for each that it has.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct EngineStatistics {
+    /// The expert pager.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pager: Option<PagerStatistics>,
+    /// The weight stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamStatistics>,
+}
+
+impl EngineStatistics {
+    /// Those of a model since it was loaded.
+    pub fn of(model: &Model) -> Self {
+        Self { pager: model.pager_statistics(), stream: model.stream_statistics() }
+    }
+
+    /// What has been done since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let pager = self.pager.as_ref().zip(earlier.pager.as_ref());
+        let stream = self.stream.as_ref().zip(earlier.stream.as_ref());
+        Self {
+            pager: pager.map(|(now, earlier)| now.since(earlier)),
+            stream: stream.map(|(now, earlier)| now.since(earlier)),
+        }
+    }
+
+    /// Whether weights are read while the model runs.
+    pub fn reads(&self) -> bool {
+        self.pager.is_some() || self.stream.is_some()
+    }
+
+    /// A line for each engine.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let lines = [self.pager.as_ref().map(pager_line), self.stream.as_ref().map(stream_line)];
+        lines.into_iter().flatten()
+    }
+}
