@@ -11,19 +11,11 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest silence in the middle of a transfer.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a transfer that has stopped is taken up again, if it has got on at all.
-const ATTEMPTS: u32 = 5;
+pub(super) const ATTEMPTS: u32 = 5;
 
 /// Fetches `url` into `part`, from its end on if the server can do that.
 pub(super) fn fetch(url: &str, part: &mut PartFile) -> Result<(), Error> {
-    let agent = ureq::Agent::config_builder()
-        .timeout_resolve(Some(CONNECT_TIMEOUT))
-        .timeout_connect(Some(CONNECT_TIMEOUT))
-        .timeout_recv_response(Some(RESPONSE_TIMEOUT))
-        .timeout_per_read(Some(READ_TIMEOUT))
-        .http_status_as_error(false)
-        .user_agent(concat!("smol/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .new_agent();
+    let agent = agent();
     let mut attempt = 1;
     while part.len() < part.size() {
         let before = part.len();
@@ -41,6 +33,19 @@ pub(super) fn fetch(url: &str, part: &mut PartFile) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Returns what asks servers.
+pub(super) fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .timeout_resolve(Some(CONNECT_TIMEOUT))
+        .timeout_connect(Some(CONNECT_TIMEOUT))
+        .timeout_recv_response(Some(RESPONSE_TIMEOUT))
+        .timeout_per_read(Some(READ_TIMEOUT))
+        .http_status_as_error(false)
+        .user_agent(concat!("smol/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .new_agent()
 }
 
 fn transfer(agent: &ureq::Agent, url: &str, part: &mut PartFile) -> Result<(), Error> {
@@ -86,7 +91,7 @@ pub(super) fn copy(mut reader: impl Read, part: &mut PartFile) -> Result<(), Err
 }
 
 /// Parses the first byte's number out of `bytes 100-199/200`.
-fn range_start(content_range: &str) -> Option<u64> {
+pub(super) fn range_start(content_range: &str) -> Option<u64> {
     content_range.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
 }
 

@@ -7,6 +7,7 @@
 mod http;
 mod part_file;
 mod pip;
+mod stream;
 mod wheel;
 
 use crate::cache::Cache;
@@ -16,6 +17,7 @@ use crate::progress;
 use crate::space;
 use anyhow::{Context as _, Result};
 use part_file::PartFile;
+pub use stream::HttpStream;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,161 @@
+//! Where the model to rewrite comes from: files, a pipe, or a web server.
+
+use crate::cli::Global;
+use crate::failure::Failure;
+use crate::fetch::HttpStream;
+use crate::model;
+use anyhow::{Context as _, Result};
+use smol_gguf::{ByteStream, ErrorKind, Gguf, ShardName, Shards};
+use std::ffi::OsStr;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// A model, and what it is called.
+pub(super) struct Input {
+    pub(super) shards: Shards,
+    pub(super) name: PathBuf,
+}
+
+impl Input {
+    /// Opens the input: `-` is standard input.
+    pub(super) fn open(input: &OsStr, global: &Global, stop: &Arc<AtomicBool>) -> Result<Self> {
+        if input == "-" {
+            let name = PathBuf::from("standard input");
+            let file = Gguf::from_stream(&name, Interruptible::new(io::stdin(), stop)?)?;
+            let shards = Shards::assemble(vec![file]).with_context(|| {
+                Failure::new("a split model doesn't come through one pipe")
+                    .advice("give the name of one of its files")
+            })?;
+            return Ok(Self { shards, name });
+        }
+        if let Some(url) = input.to_str().filter(|text| is_url(text)) {
+            return Ok(Self { shards: download(url, stop)?, name: url.into() });
+        }
+        let path = model::resolve(input, global)?;
+        let shards = Shards::open(&path)?;
+        Ok(Self { shards, name: path })
+    }
+
+    /// Returns the path of the model, if it is in files.
+    pub(super) fn path(&self) -> Option<&Path> {
+        (!self.shards.first().is_stream()).then_some(&*self.name)
+    }
+}
+
+fn is_url(text: &str) -> bool {
+    text.starts_with("http://") || text.starts_with("https://")
+}
+
+/// Opens all files of a model on a web server.
+fn download(url: &str, stop: &Arc<AtomicBool>) -> Result<Shards> {
+    let open = |url: &str| -> Result<Gguf> {
+        Ok(Gguf::from_stream(url, Interruptible::new(HttpStream::open(url)?, stop)?)?)
+    };
+    let given = open(url)?;
+    let count = Shards::count_of(&given)?;
+    if count <= 1 {
+        return Ok(Shards::assemble(vec![given])?);
+    }
+    // What follows the name, such as `?download=true`, belongs to each of them.
+    let (plain, query) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
+    let (folder, file) = plain.rsplit_once('/').unwrap_or(("", plain));
+    let name = ShardName::parse(file).filter(|name| name.count() == count).ok_or_else(|| {
+        let message = format!("{url} is one of {count} files of a model, but isn't named so");
+        Failure::new(message).advice("the names end with -00001-of-00003.gguf and so on")
+    })?;
+    let mut files = Vec::new();
+    for index in 0..count {
+        let file = name.sibling(index);
+        files.push(if index == name.index() {
+            given.clone()
+        } else {
+            open(&format!("{folder}/{}{query}", file.display()))?
+        });
+    }
+    Ok(Shards::assemble(files)?)
+}
+
+/// A stream that Ctrl-C breaks off while it waits for bytes.
+struct Interruptible {
+    wishes: Sender<Wish>,
+    replies: Receiver<io::Result<Vec<u8>>>,
+    len: Option<u64>,
+    stop: Arc<AtomicBool>,
+}
+
+enum Wish {
+    /// That many bytes, or fewer.
+    Read(usize),
+    Skip(u64),
+}
+
+impl Interruptible {
+    fn new(mut stream: impl ByteStream + 'static, stop: &Arc<AtomicBool>) -> Result<Self> {
+        let len = stream.total_len();
+        let (wishes, wished) = channel();
+        let (reply, replies) = channel();
+        // Not joined: it may wait for ever, and ends with the program.
+        std::thread::Builder::new().name("input".into()).spawn(move || {
+            for wish in wished {
+                let result = match wish {
+                    Wish::Skip(n) => stream.skip(n).map(|()| Vec::new()),
+                    Wish::Read(n) => {
+                        let mut bytes = vec![0; n];
+                        stream.read(&mut bytes).map(|n| {
+                            bytes.truncate(n);
+                            bytes
+                        })
+                    }
+                };
+                if reply.send(result).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { wishes, replies, len, stop: stop.clone() })
+    }
+
+    fn wait(&self, wish: Wish) -> io::Result<Vec<u8>> {
+        const STEP: Duration = Duration::from_millis(50);
+        let gone = || io::Error::other("the thread that reads has ended");
+        self.wishes.send(wish).map_err(|_| gone())?;
+        loop {
+            match self.replies.recv_timeout(STEP) {
+                Ok(reply) => return reply,
+                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+                Err(RecvTimeoutError::Timeout) if self.stop.load(Ordering::Relaxed) => {
+                    return Err(smol_gguf::Error::from(ErrorKind::Stopped).into());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+impl Read for Interruptible {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        const MOST: usize = 1 << 20;
+        let bytes = loop {
+            match self.wait(Wish::Read(buf.len().min(MOST))) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => break result?,
+            }
+        };
+        buf[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+}
+
+impl ByteStream for Interruptible {
+    fn total_len(&self) -> Option<u64> {
+        self.len
+    }
+
+    fn skip(&mut self, n: u64) -> io::Result<()> {
+        self.wait(Wish::Skip(n)).map(drop)
+    }
+}
