@@ -122,7 +122,8 @@ for cpu in $cpus; do
     export "${variable}_RUNNER=/usr/bin/qemu-aarch64-static -cpu $cpu"
     # One at a time: each has threads of its own, and waiting threads spin. Quantizing is the same code at every level, and
     # so are the walk through the pager's states and the simulated flash, which are long. Nothing is fast there.
-    skip=(--skip expert::state --skip expert::prefetch --skip expert::simulate --skip _128_experts)
+    skip=(--skip expert::state --skip expert::prefetch --skip expert::simulate --skip _128_experts
+        --skip recording_is_cheap)
     [ "$cpu" = max ] || skip+=(--skip quants::)
     cargo-zigbuild test -q "${tests[@]}" "${quick[@]}" -- --test-threads 1 "${skip[@]}"
 done

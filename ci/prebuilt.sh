@@ -32,5 +32,6 @@ print(f"[target.{host}.smol_llama.rustc-env]")
 for key, value in env.items():
     print(f"{key} = {json.dumps(value)}")
 END
+# What is tested with it is what the linker does, not speed.
 prebuilt=(--release --locked --manifest-path ci/beside/Cargo.toml --config target/beside/native.toml
-    --target-dir target/beside)
+    --config profile.release.opt-level=1 --target-dir target/beside)

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use testkit::bad::{Expected, FAULTS, Layer};
 
-/// Longest time until an error; far above what it takes, for machines under load.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// Longest time until an error: a hundred times what it takes, for machines under load.
+const AT_ONCE: Duration = Duration::from_secs(30);
 
 impl Bench {
     fn run(&self, args: &[&str]) -> assert_cmd::Command {

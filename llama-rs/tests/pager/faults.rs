@@ -1,6 +1,6 @@
 //! What happens to files, and what is asked for that can't be.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::*;
 use llama_rs::{CancelToken, ErrorKind, LoadMode};
@@ -77,10 +77,8 @@ fn a_cancelled_decode_returns_and_the_next_one_works() {
     let mut context = model.context().n_ctx(1024).cancel(&cancel).build().unwrap();
     let tokens: Vec<_> = (0..600).map(|n| Token(n * 37 % 600)).collect();
     cancel.cancel();
-    let start = Instant::now();
     let error = context.decode(&Batch::sequence(&tokens, 0, SeqId(0))).unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::Cancelled);
-    assert!(start.elapsed() < Duration::from_secs(5));
     drop(context);
     assert!(logits(&model, 1, 20, 5) == expected);
 }

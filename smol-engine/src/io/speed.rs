@@ -137,7 +137,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let start = Instant::now();
         let speed = measure_read_speed(folder.path(), Duration::from_millis(200)).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(5));
+        // Far more than that: the disk may be busy.
+        assert!(start.elapsed() < Duration::from_secs(60));
         assert!(speed.sequential_mb_s > 0.0 && speed.sequential_mb_s.is_finite());
         assert!(speed.random_ms > 0.0);
         assert_eq!(speed.random_len, MIB);

@@ -212,7 +212,21 @@ fn pressure_takes_and_gives_back() {
 
 #[test]
 fn memory_is_given_back_to_the_system() {
-    let Some(before) = smol_engine::machine::rss() else { return };
+    if smol_engine::machine::rss().is_none() {
+        return;
+    }
+    // Again if other tests took or gave back as much meanwhile.
+    let is_back = (0..8).any(|_| {
+        let (took, gave) = memory_of_a_pager();
+        took.min(gave) > 40 << 20
+    });
+    assert!(is_back);
+}
+
+/// The bytes by which this process grows and shrinks with 64 slots of a megabyte.
+fn memory_of_a_pager() -> (i64, i64) {
+    let resident = || smol_engine::machine::rss().unwrap_or(0) as i64;
+    let before = resident();
     let mut layers = Shape { layers: 1, experts: 64, used: 2, packed: false }.layers().0;
     layers[0].tensors.truncate(1);
     layers[0].tensors[0].stride = 1 << 20;
@@ -228,12 +242,9 @@ fn memory_is_given_back_to_the_system() {
         pager.done(1, index);
     }
     pager.end(1).unwrap();
-    let full = smol_engine::machine::rss().unwrap();
+    let full = resident();
     pager.set_budget(0);
-    let empty = smol_engine::machine::rss().unwrap();
-    // Other tests run beside this one.
-    assert!(full >= before + (40 << 20), "{before} {full}");
-    assert!(empty + (40 << 20) <= full, "{full} {empty}");
+    (full - before, full - resident())
 }
 
 #[test]
