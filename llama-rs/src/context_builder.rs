@@ -306,6 +306,7 @@ impl ContextBuilder {
             type_v: self.type_v,
             swa_full: self.swa_full,
             kv_unified: self.kv_unified,
+            flash_attention: self.flash_attention != FlashAttention::Off,
         })
     }
 

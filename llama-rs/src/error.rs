@@ -133,6 +133,14 @@ impl Error {
         self
     }
 
+    /// Adds the file that the error is about, if it names none.
+    pub(crate) fn or_path(self, path: impl Into<PathBuf>) -> Self {
+        match self.path() {
+            None => self.with_path(path),
+            Some(_) => self,
+        }
+    }
+
     /// Adds the lines that llama.cpp printed during the failing call.
     #[must_use]
     pub fn with_log(mut self, log: Vec<LogLine>) -> Self {

@@ -58,6 +58,8 @@ pub(crate) struct MemoryRequest {
     pub(crate) type_v: KvType,
     pub(crate) swa_full: bool,
     pub(crate) kv_unified: bool,
+    /// Attention without a matrix of all scores.
+    pub(crate) flash_attention: bool,
 }
 
 /// The hyperparameters of a file, as far as they decide memory.
@@ -148,8 +150,9 @@ impl<'a> Layers<'a> {
             let wanted = window.saturating_mul(sequences).saturating_add(request.n_ubatch);
             wanted.min(cells).next_multiple_of(256)
         };
-        let mut kv_cache = 0_u64;
+        let (mut kv_cache, mut windowed) = (0_u64, false);
         for layer in 0..self.count {
+            windowed |= self.is_windowed(layer) && self.kv_elements(layer) != (0, 0);
             let (keys, values) = self.kv_elements(layer);
             let token =
                 row_bytes(request.type_k, keys).saturating_add(row_bytes(request.type_v, values));
@@ -158,9 +161,13 @@ impl<'a> Layers<'a> {
         }
         let n_tokens = request.n_ubatch.min(request.n_ctx);
         let row = self.activations_of_a_token().saturating_mul(4);
-        // The mask of attention has a number for each pair of a new token and a cached one, as 32 bits and as 16.
-        let mask = cells.saturating_mul(6);
-        let activations = row.saturating_add(mask).saturating_mul(n_tokens);
+        // The mask of attention has a number for each pair of a new token and a cached one; there is a second one for
+        // layers with a window.
+        let masked = if window > 0 && windowed { cells.saturating_add(window_cells) } else { cells };
+        let scores = self.score_bytes(cells, request.flash_attention);
+        let mask = masked.saturating_mul(if request.flash_attention { 2 } else { 4 });
+        let row = row.saturating_add(mask).saturating_add(scores);
+        let activations = row.saturating_mul(n_tokens);
         let logits = request.n_vocab.saturating_mul(4);
         MemoryEstimate {
             kv_cache,
@@ -169,6 +176,15 @@ impl<'a> Layers<'a> {
             activations: activations.saturating_add(logits),
             graphs: self.graph_nodes(request).saturating_mul(NODE_BYTES).saturating_add(AT_WORK),
         }
+    }
+
+    /// Bytes of the scores of a token's attention to so many others in one layer.
+    fn score_bytes(&self, cells: u64, flash_attention: bool) -> u64 {
+        if flash_attention {
+            return 0;
+        }
+        let heads = (0..self.count).filter_map(|layer| self.per_layer("attention.head_count", layer));
+        heads.max().unwrap_or(0).saturating_mul(cells).saturating_mul(4)
     }
 
     /// Numbers that are alive at once for a token, where they are most: in a layer's network of gate and up, or in that of
@@ -244,6 +260,7 @@ mod tests {
             type_v: KvType::F16,
             swa_full: false,
             kv_unified: false,
+            flash_attention: true,
         }
     }
 
@@ -285,7 +302,7 @@ mod tests {
         let of_dense = Layers::new(&metadata).estimate(&request(2048));
         assert_eq!(
             of_dense.activations,
-            512 * (4 * (1536 * 7 / 3 + 4 * 576) + 6 * 2048) + 4 * 1000
+            512 * (4 * (1536 * 7 / 3 + 4 * 576) + 2 * 2048) + 4 * 1000
         );
         assert_eq!(of_dense.compute, of_dense.activations + 511 * 4 * 1000);
         assert_eq!(of_dense.in_use(), of_dense.kv_cache + of_dense.activations);
@@ -294,6 +311,20 @@ mod tests {
         let of_mixture = Layers::new(&metadata).estimate(&request(2048));
         let more = 4 * (576 + 768 * 7 / 3) - 1536 * 7 / 3;
         assert_eq!(of_mixture.activations, of_dense.activations + 512 * 4 * more);
+    }
+
+    #[test]
+    fn attention_has_masks_and_without_flash_attention_scores() {
+        let mut metadata = dense();
+        let estimate = |metadata: &Metadata, flash_attention| {
+            let request = MemoryRequest { flash_attention, ..request(2048) };
+            Layers::new(metadata).estimate(&request).activations
+        };
+        let with = estimate(&metadata, true);
+        // A mask of twice the width, and nine heads.
+        assert_eq!(estimate(&metadata, false) - with, 512 * 2048 * (2 + 9 * 4));
+        metadata.set("llama.attention.sliding_window", 512u32);
+        assert_eq!(estimate(&metadata, true) - with, 512 * 1024 * 2);
     }
 
     #[test]

@@ -22,9 +22,11 @@ use crate::kernels;
 use crate::layouts::LayoutOptions;
 use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
-use crate::paging::{Limits, PagedModel, Paging};
-use crate::ram::{PlannedContext, check_resident};
-use crate::streaming::{self, StreamedModel, Streaming};
+use crate::pack_cache::{CachedWeights, Kind, ModelCache, PackCache, PackCacheStatistics};
+use crate::paging::{PagedModel, Paging};
+use crate::placement::{self, Decision, Placement, Wishes};
+use crate::plan::{self, MemoryPlan, PlannedContext, Streamed};
+use crate::streaming::{StreamedModel, Streaming};
 use crate::weight_stream::{self, WeightStream};
 
 /// How weights get into memory.
@@ -97,6 +99,20 @@ pub struct ModelBuilder {
     planned: PlannedContext,
     experts_used: Option<u32>,
     record_experts: Option<PathBuf>,
+    pack_cache: Option<PackCache>,
+}
+
+/// What is known of a model before it is decided how it is loaded.
+struct Prepared {
+    files: ModelFiles,
+    /// With the overrides.
+    metadata: Metadata,
+    pager: Option<ExpertPager>,
+    stream: Option<WeightStream>,
+    /// The experts that may be paged.
+    routed: Option<RoutedExperts>,
+    layouts: LayoutOptions,
+    available: Option<u64>,
 }
 
 impl ModelBuilder {
@@ -116,6 +132,7 @@ impl ModelBuilder {
             planned: PlannedContext::default(),
             experts_used: None,
             record_experts: None,
+            pack_cache: None,
         }
     }
 
@@ -160,6 +177,15 @@ impl ModelBuilder {
     /// The model is paged for that, with the default settings if nothing else was said.
     pub fn record_experts(mut self, path: impl Into<PathBuf>) -> Self {
         self.record_experts = Some(path.into());
+        self
+    }
+
+    /// Keeps packed weights in a folder, so that the next load maps them; by default what
+    /// [`EngineOptions`](crate::EngineOptions) have. See [`PackCache`], which the path of a folder becomes.
+    ///
+    /// A load that checks all weights ([`check_tensors`](Self::check_tensors)) does without.
+    pub fn pack_cache(mut self, cache: impl Into<PackCache>) -> Self {
+        self.pack_cache = Some(cache.into());
         self
     }
 
@@ -222,13 +248,38 @@ impl ModelBuilder {
     /// [`ErrorKind::OutOfMemory`]; [`ErrorKind::FileChanged`]; [`ErrorKind::Cpu`]; [`ErrorKind::Load`] otherwise.
     pub fn load(self) -> Result<Model> {
         let path = self.path.clone();
-        self.load_unplaced().map_err(|error| match error.path() {
-            None => error.with_path(path),
-            Some(_) => error,
-        })
+        self.load_unplaced().map_err(|error| error.or_path(path))
     }
 
-    fn load_unplaced(mut self) -> Result<Model> {
+    /// Tells how the model would run, by the code that decides about it at [`load`](Self::load), without loading it.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), up to where llama.cpp opens the files: [`ErrorKind::OutOfMemory`] if the model does not
+    /// fit into the [RAM](Self::ram), with the numbers.
+    pub fn plan(mut self) -> Result<MemoryPlan> {
+        let path = self.path.clone();
+        let plan = self.prepare().and_then(|prepared| self.plan_of(&prepared));
+        plan.map_err(|error| error.or_path(path))
+    }
+
+    fn plan_of(&self, prepared: &Prepared) -> Result<MemoryPlan> {
+        let Prepared { files, metadata, .. } = prepared;
+        let decision = self.decide(prepared, self.planned)?;
+        let mode = self.mode_of(prepared, &decision.placement)?;
+        let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
+        let estimate = placement::context_estimate(files, metadata, self.planned);
+        let mut plan = decision.plan(mapped, &estimate);
+        let read = |planned| {
+            let (_, read, _) = self.decide(prepared, planned).ok()?.outline(mapped);
+            Some(read as f64 / 1e6)
+        };
+        let head = decision.needs.weights.head;
+        plan.advice = plan::advice(&plan, self.planned, metadata, head, &read);
+        Ok(plan)
+    }
+
+    /// Opens and checks the files, and settles what depends on them.
+    fn prepare(&mut self) -> Result<Prepared> {
         self.check_cancelled()?;
         call::init()?;
         let files = ModelFiles::open(&self.path)?;
@@ -246,7 +297,6 @@ impl ModelBuilder {
         let metadata = overridden(files.metadata(), &self.overrides)?;
         check(&files, &metadata, &self.path)?;
         self.check_cancelled()?;
-        let fingerprint = files.fingerprint()?;
         let available = Memory::probe().usable();
         let routed = RoutedExperts::find(files.shards(), &metadata)?;
         // Experts that don't fit are paged rather than mapped, where that can be done.
@@ -254,12 +304,6 @@ impl ModelBuilder {
         let may_page =
             pager.is_some() || self.ram.is_some() || (too_large && ffi::pager::can_page());
         let routed = routed.filter(|_| may_page && stream.is_none());
-        if let (Some(ram), None, None) = (self.ram, &routed, &stream)
-            && !matches!(self.mode, LoadMode::Mmap)
-        {
-            let n_tensors = files.shards().tensors().count() as u64;
-            check_resident(ram, files.len(), &metadata, n_tensors, self.planned)?;
-        }
         let mut layouts = self.layouts.clone().unwrap_or_else(engines::layouts);
         layouts.enabled &= self.repack;
         if layouts.enabled
@@ -270,45 +314,98 @@ impl ModelBuilder {
             slower.retain(|name| !layouts.prefer.contains(name));
             layouts.avoid.append(&mut slower);
         }
-        let paged = match &routed {
-            Some(routed) => self.page(&files, &metadata, routed, pager.as_ref(), &layouts)?,
-            None => None,
+        ffi::layouts::choose(&layouts)?;
+        Ok(Prepared { files, metadata, pager, stream, routed, layouts, available })
+    }
+
+    /// Decides where the weights are to be.
+    fn decide(&self, prepared: &Prepared, planned: PlannedContext) -> Result<Decision> {
+        let Prepared { files, metadata, pager, stream, routed, .. } = prepared;
+        let mapped = matches!(self.mode, LoadMode::Mmap | LoadMode::Mlock);
+        // What is mapped takes no memory that anything else could need.
+        let free = self.mode == LoadMode::Mmap && routed.is_none() && stream.is_none();
+        let wishes = Wishes {
+            ram: self.ram.filter(|_| !free),
+            planned,
+            pager: pager.as_ref(),
+            stream: stream.as_ref(),
+            may_stream: self.ram.is_some() && !mapped && ffi::pager::can_page(),
         };
-        let streamed = match &stream {
-            Some(stream) => Some(start_stream(&files, stream, &layouts)?),
-            None => None,
+        placement::decide(files, metadata, routed.as_ref(), wishes)
+    }
+
+    /// How llama.cpp reads what it keeps in memory itself.
+    fn mode_of(&self, prepared: &Prepared, placement: &Placement) -> Result<RawLoadMode> {
+        let elsewhere = match placement {
+            Placement::Whole => None,
+            Placement::Paged(_) => prepared.routed.as_ref().map(|routed| routed.bytes),
+            Placement::Streamed(streamed) => Some(streamed.file_bytes),
         };
-        let paged_bytes = if paged.is_some() { routed.map_or(0, |routed| routed.bytes) } else { 0 };
-        let streamed_bytes = streamed.as_ref().map_or(0, StreamedModel::bytes);
-        let resident = files.len() - paged_bytes - streamed_bytes;
-        let mode =
-            self.effective_mode(resident, available, paged.is_some() || streamed.is_some())?;
+        let bytes = prepared.files.len().saturating_sub(elsewhere.unwrap_or(0));
+        self.effective_mode(bytes, prepared.available, elsewhere.is_some())
+    }
+
+    fn load_unplaced(mut self) -> Result<Model> {
+        let prepared = self.prepare()?;
+        let placement = self.decide(&prepared, self.planned)?.placement;
+        let mode = self.mode_of(&prepared, &placement)?;
+        let Prepared { files, metadata, pager, stream, routed, mut layouts, .. } = prepared;
+        let fingerprint = files.fingerprint()?;
+        let cache = self.cache(Kind::Experts, &files, fingerprint, &layouts, self.repack);
+        let paged = match (&routed, &placement) {
+            (Some(routed), Placement::Paged(budget)) => {
+                let paging = (&files, &metadata, routed);
+                Some(self.page(paging, pager.as_ref(), *budget, cache.as_ref())?)
+            }
+            _ => None,
+        };
+        self.check_cancelled()?;
+        let (paged, cached_experts) = paged.unzip();
+        let cached_experts = cached_experts.flatten();
+        let streamed = match &placement {
+            Placement::Streamed(streamed) => Some(start_stream(&files, stream, streamed)?),
+            _ => None,
+        };
         // A packed copy of what is mapped because it does not fit would not fit either.
         let copies = self.mode != LoadMode::Auto || mode != RawLoadMode::Mmap;
         layouts.enabled &= copies;
+        let repack = copies && self.repack;
+        let cached = self.cache(Kind::Resident, &files, fingerprint, &layouts, repack);
+        let mut cached = cached.map(|cache| CachedWeights::open(cache, cached_experts));
         let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
         let mapping = mapped.then(|| Arc::new(MappingGuard::new(files.paths())));
         let guarded = mapping.clone();
         let request = LoadRequest {
             paths: files.c_paths()?,
             mode,
-            use_extra_bufts: copies && self.repack,
+            use_extra_bufts: repack,
             check_tensors: self.check_tensors,
             layouts,
             overrides: self.overrides.into_iter().map(|(key, value)| (key, value.into())).collect(),
             progress: self.progress,
-            cancel: self.cancel,
+            cancel: self.cancel.clone(),
             before_reading: guarded.map(|mapping| Box::new(move || mapping.refresh()) as _),
         };
-        let raw = match (&paged, &streamed) {
-            (Some(paged), _) => paged.during_load(|| RawModel::load(request))?,
-            (None, Some(streamed)) => streamed.during_load(|| RawModel::load(request))?,
-            (None, None) => RawModel::load(request)?,
+        let load = || match &cached {
+            Some(cached) => cached.during_load(|| RawModel::load(request)),
+            None => RawModel::load(request).map(|raw| (raw, Vec::new())),
+        };
+        let (raw, packed) = match (&paged, &streamed) {
+            (Some(paged), _) => paged.during_load(load)?,
+            (None, Some(streamed)) => streamed.during_load(load)?,
+            (None, None) => load()?,
         };
         let layouts = ffi::layouts::of_last_load();
         let n_tensors = files.shards().tensors().count();
         let files = files.into_states();
         files.iter().try_for_each(FileState::check_unchanged)?;
+        if let Some(cached) = &mut cached {
+            cached.keep(&raw, packed, self.cancel.as_ref());
+            cached.check_unchanged()?;
+            if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
+                return Err(Error::cancelled("loading the model"));
+            }
+        }
         if let Some(mapping) = &mapping {
             // llama.cpp has unmapped what it doesn't need.
             mapping.refresh();
@@ -325,6 +422,7 @@ impl ModelBuilder {
             layouts,
             paged,
             streamed,
+            cached,
             files,
             fingerprint,
             #[cfg(feature = "json-schema")]
@@ -332,22 +430,35 @@ impl ModelBuilder {
         }))
     }
 
-    /// Sets up the pager that was asked for, or that the limits of memory ask for.
+    /// Sets up the pager with a budget in bytes.
     fn page(
         &self,
-        files: &ModelFiles,
-        metadata: &Metadata,
-        routed: &RoutedExperts,
+        (files, metadata, routed): (&ModelFiles, &Metadata, &RoutedExperts),
         pager: Option<&ExpertPager>,
-        layouts: &LayoutOptions,
-    ) -> Result<Option<PagedModel>> {
-        ffi::layouts::choose(layouts)?;
-        let limits = Limits { ram: self.ram, planned: self.planned };
+        budget: u64,
+        cache: Option<&ModelCache>,
+    ) -> Result<(PagedModel, Option<PackCacheStatistics>)> {
         let io = pager.map(|pager| pager.io).unwrap_or_default();
-        let paging = Paging::new(files, metadata, routed, io)?;
-        let Some(budget) = paging.budget(pager, &limits)? else { return Ok(None) };
+        let mut paging = Paging::new(files, metadata, routed, io)?;
+        let cached = cache.and_then(|cache| paging.use_cache(cache, io, self.cancel.as_ref()));
         let record = self.record_experts.as_deref();
-        paging.start(&pager.cloned().unwrap_or_default(), budget, record).map(Some)
+        let paged = paging.start(&pager.cloned().unwrap_or_default(), budget, record)?;
+        Ok((paged, cached))
+    }
+
+    /// The cache of packed weights, if one was asked for and weights may come from there.
+    fn cache(
+        &self,
+        kind: Kind,
+        files: &ModelFiles,
+        fingerprint: u128,
+        layouts: &LayoutOptions,
+        repack: bool,
+    ) -> Option<ModelCache> {
+        let cache = self.pack_cache.clone().or_else(engines::pack_cache)?;
+        let packs = repack || layouts.enabled;
+        (packs && !self.check_tensors)
+            .then(|| ModelCache::new(&cache, kind, files, fingerprint, layouts, repack))
     }
 
     fn check_cancelled(&self) -> Result<()> {
@@ -391,15 +502,20 @@ impl ModelBuilder {
     }
 }
 
-/// Sets up the streaming that was asked for.
-fn start_stream(
+/// Sets up the streaming that was asked for, or that the limits of memory ask for.
+pub(crate) fn start_stream(
     files: &ModelFiles,
-    stream: &WeightStream,
-    layouts: &LayoutOptions,
+    asked: Option<WeightStream>,
+    chosen: &Streamed,
 ) -> Result<StreamedModel> {
-    ffi::layouts::choose(layouts)?;
-    let names = streaming::choose(files.shards(), stream.resident.asked().unwrap_or(0));
-    Streaming::new(files, &names, stream)?.start(stream.zone.asked(), stream)
+    let options = asked.unwrap_or_default();
+    let streaming = Streaming::new(files, &chosen.names, &options)?;
+    // What the choice supposed may be a bit too little for the ends of reads.
+    let zone = match options.zone.asked() {
+        Some(asked) => asked,
+        None => chosen.zone.max(streaming.least_zone(&options)),
+    };
+    streaming.start(zone, &options)
 }
 
 /// Whether weights of so many bytes leave room for the caches of a context and for the rest of the machine.

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::context_builder::{ContextBuilder, MAX_SEQUENCES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
-use crate::ram::PlannedContext;
+use crate::plan::PlannedContext;
 use crate::sampler::log_softmax;
 use crate::token::{SeqId, Token};
 use crate::vocab::Vocab;
@@ -66,7 +66,8 @@ impl PerplexityOptions {
         let n_batch = self.n_batch();
         // Half of each chunk is scored.
         let n_outputs = Some(n_batch.div_ceil(2));
-        PlannedContext { n_ctx: Some(self.n_ctx()), n_batch: Some(n_batch), n_outputs }
+        let n_ctx = Some(self.n_ctx());
+        PlannedContext { n_ctx, n_batch: Some(n_batch), n_outputs, ..PlannedContext::default() }
     }
 
     fn n_ctx(&self) -> u32 {
@@ -110,6 +111,11 @@ pub struct Perplexity {
     pub scored_tokens: usize,
     /// Bytes of the scored tokens.
     pub scored_bytes: usize,
+    /// Tokens that would have been scored, but that the model can't write: its vocabulary head is pruned and lacks them.
+    /// They count for nothing else here.
+    pub outside_tokens: usize,
+    /// Bytes of the tokens that the model can't write.
+    pub outside_bytes: usize,
     /// Tokens of the text.
     pub tokens: usize,
     /// Chunks evaluated.
@@ -135,9 +141,24 @@ struct Score {
     nll_squared: f64,
     tokens: usize,
     bytes: usize,
+    outside_tokens: usize,
+    outside_bytes: usize,
 }
 
 impl Score {
+    /// Adds a token that takes `bytes`.
+    fn add(&mut self, log_prob: f64, bytes: usize) {
+        if log_prob == f64::NEG_INFINITY {
+            self.outside_tokens += 1;
+            self.outside_bytes += bytes;
+            return;
+        }
+        self.nll -= log_prob;
+        self.nll_squared += log_prob * log_prob;
+        self.tokens += 1;
+        self.bytes += bytes;
+    }
+
     fn perplexity(&self) -> f64 {
         (self.nll / self.tokens as f64).exp()
     }
@@ -161,8 +182,9 @@ impl Score {
 /// [`CancelToken`](crate::CancelToken) stops it too.
 ///
 /// # Errors
-/// `InvalidArgument` with the counts if the text is shorter than two chunks or a chunk does not fit into the context;
-/// `Cancelled`; `NonFinite` if the model's logits are broken; errors of the evaluation.
+/// `InvalidArgument` with the counts if the text is shorter than two chunks or a chunk does not fit into the context, or
+/// if the model can write none of its tokens; `Cancelled`; `NonFinite` if the model's logits are broken; errors of the
+/// evaluation.
 ///
 /// # Examples
 /// ```no_run
@@ -232,6 +254,8 @@ pub fn perplexity(
             score.nll_squared += part.nll_squared;
             score.tokens += part.tokens;
             score.bytes += part.bytes;
+            score.outside_tokens += part.outside_tokens;
+            score.outside_bytes += part.outside_bytes;
             done += 1;
             let report = PerplexityProgress { chunk: done, chunks, perplexity: score.perplexity() };
             if progress(report).is_break() {
@@ -239,12 +263,19 @@ pub fn perplexity(
             }
         }
     }
+    if score.tokens == 0 {
+        return Err(Error::invalid(
+            "the model can write none of the text's tokens: its vocabulary head is pruned for other texts",
+        ));
+    }
     Ok(Perplexity {
         perplexity: score.perplexity(),
         stderr: score.stderr(),
         bits_per_byte: score.nll / std::f64::consts::LN_2 / score.bytes.max(1) as f64,
         scored_tokens: score.tokens,
         scored_bytes: score.bytes,
+        outside_tokens: score.outside_tokens,
+        outside_bytes: score.outside_bytes,
         tokens: tokens.len(),
         chunks,
     })
@@ -298,11 +329,7 @@ impl Run<'_> {
                 .collect::<Result<Vec<_>>>()?;
             let log_probs = log_probs(&rows, self.threads)?;
             for ((_, seq, target), log_prob) in targets.into_iter().zip(log_probs) {
-                let score = &mut scores[seq];
-                score.nll -= log_prob;
-                score.nll_squared += log_prob * log_prob;
-                score.tokens += 1;
-                score.bytes += self.vocab.token_bytes(target, false)?.len();
+                scores[seq].add(log_prob, self.vocab.token_bytes(target, false)?.len());
             }
         }
         Ok(scores)
@@ -342,11 +369,11 @@ mod tests {
     #[test]
     fn the_standard_error_is_that_of_the_mean() {
         let mut score = Score::default();
-        for nll in [1.0f64, 2.0, 3.0] {
-            score.nll += nll;
-            score.nll_squared += nll * nll;
-            score.tokens += 1;
+        for nll in [1.0, 2.0, 3.0, f64::INFINITY] {
+            score.add(-nll, 5);
         }
+        assert_eq!((score.tokens, score.bytes), (3, 15));
+        assert_eq!((score.outside_tokens, score.outside_bytes), (1, 5));
         assert!((score.perplexity() - 2f64.exp()).abs() < 1e-12);
         let expected = (2.0 / 3.0 / 2.0f64).sqrt() * 2f64.exp();
         assert!((score.stderr() - expected).abs() < 1e-9);

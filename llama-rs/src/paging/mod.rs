@@ -1,5 +1,6 @@
 //! Setting up the pager of a model that is about to be loaded.
 
+mod cached;
 mod pressure;
 mod routers;
 mod watchers;
@@ -11,18 +12,20 @@ use std::sync::Arc;
 use smol_engine::expert::predict::Predictor;
 use smol_engine::expert::prefetch::{Prefetch, WarmExpert, warm_list};
 use smol_engine::expert::trace::Trace;
-use smol_engine::expert::{ExpertLayer, ExpertTensor, Packer, Pager};
+use smol_engine::expert::{ExpertLayer, ExpertTensor, Packer, Pager, PoolSize};
 use smol_engine::io::{DirectFile, IoChoice, ReadAt};
 use smol_gguf::Metadata;
 
-use crate::context_builder::UBATCH_PAGED;
 use crate::error::{Error, Result};
 use crate::expert_pager::{ExpertPager, PoolBudget};
 use crate::experts::{RoutedExperts, RoutedTensor};
 use crate::ffi::kernels::RawLayout;
 use crate::ffi::pager::{self, PagedExperts, PagedTensor, Watcher, error_of};
 use crate::files::ModelFiles;
-use crate::ram::{PlannedContext, RamNeeds, RamPlan, process_reserve, usable_ram, vocab_len};
+#[cfg(feature = "tools")]
+use crate::placement::{Placement, Wishes, decide};
+#[cfg(feature = "tools")]
+use crate::plan::PlannedContext;
 use pressure::Pressure;
 use watchers::{Prediction, Recorder, trace_error};
 
@@ -62,14 +65,6 @@ impl PagedModel {
     }
 }
 
-/// What limits memory.
-pub(crate) struct Limits {
-    /// RAM for the process, if one was asked for.
-    pub(crate) ram: Option<u64>,
-    /// The context that it has to hold as well.
-    pub(crate) planned: PlannedContext,
-}
-
 /// Pages the experts of the model at `path` when upstream's code loads it, on this thread. `None`: it has none.
 #[cfg(feature = "tools")]
 pub(crate) fn page_for_upstream(
@@ -81,8 +76,15 @@ pub(crate) fn page_for_upstream(
     let Some(routed) = RoutedExperts::find(files.shards(), &metadata)? else { return Ok(None) };
     let pager = options.pager.clone().unwrap_or_default();
     let paging = Paging::new(&files, &metadata, &routed, pager.io)?;
-    let limits = Limits { ram: None, planned: PlannedContext::default() };
-    let budget = paging.budget(Some(&pager), &limits)?.unwrap_or(u64::MAX);
+    let wishes = Wishes {
+        ram: None,
+        planned: PlannedContext::default(),
+        pager: Some(&pager),
+        stream: None,
+        may_stream: false,
+    };
+    let decision = decide(&files, &metadata, Some(&routed), wishes)?;
+    let Placement::Paged(budget) = decision.placement else { return Ok(None) };
     paging.start(&pager, budget, None)?.keep().map(Some)
 }
 
@@ -129,56 +131,28 @@ impl<'a> Paging<'a> {
         Ok(paging)
     }
 
-    /// Bytes of all experts in memory.
-    fn bytes(&self) -> u64 {
-        let of_layer = |layer: &ExpertLayer| {
-            let expert: usize = layer.tensors.iter().map(|tensor| tensor.bytes).sum();
-            expert as u64 * u64::from(layer.experts)
-        };
-        self.layers.iter().map(of_layer).sum()
+    /// The bytes that were asked for the pool and its buffers, if any were.
+    pub(crate) fn asked_pool(&self, asked: &ExpertPager) -> Result<Option<u64>> {
+        match asked.budget {
+            PoolBudget::Bytes(bytes) => Ok(Some(bytes)),
+            PoolBudget::Slots(slots) => {
+                let config = asked.config(u64::MAX);
+                let bytes = Pager::budget_of_slots(&self.opened, &self.layers, &config, slots);
+                bytes.map(Some).map_err(error_of)
+            }
+            PoolBudget::Auto => Ok(None),
+        }
     }
 
-    /// The budget of the pool; `None`: the model is loaded whole, as it fits and no pager was asked for.
-    pub(crate) fn budget(
-        &self,
-        asked: Option<&ExpertPager>,
-        limits: &Limits,
-    ) -> Result<Option<u64>> {
-        let config = asked.cloned().unwrap_or_default().config(u64::MAX);
-        let pool = match asked.map(|asked| asked.budget) {
-            Some(PoolBudget::Bytes(bytes)) => Some(bytes),
-            Some(PoolBudget::Slots(slots)) => {
-                let bytes = Pager::budget_of_slots(&self.opened, &self.layers, &config, slots);
-                Some(bytes.map_err(error_of)?)
-            }
-            Some(PoolBudget::Auto) | None => None,
-        };
-        if pool.is_some() && limits.ram.is_none() {
-            return Ok(pool);
-        }
-        let Some(ram) = usable_ram(limits.ram) else { return Ok(asked.map(|_| u64::MAX)) };
-        let floor = Pager::least_budget(&self.opened, &self.layers, &config).map_err(error_of)?;
-        let needs = RamNeeds {
-            ram,
-            weights: self.files.len().saturating_sub(self.routed.bytes),
-            experts: self.bytes(),
-            pool_floor: pool.unwrap_or(floor),
-            n_ctx: limits.planned.n_ctx(self.metadata),
-            process: process_reserve(vocab_len(self.metadata)),
-        };
-        let n_tensors = self.files.shards().tensors().count() as u64;
-        // Whether experts will be paged is what is to be found out: the larger of the two.
-        let estimate =
-            |n_ctx| limits.planned.estimate(self.metadata, n_tensors, n_ctx, UBATCH_PAGED);
-        let plan = needs.plan(estimate);
-        match (plan, pool) {
-            // Nobody has asked for anything: the model is mapped.
-            (Err(_), _) if asked.is_none() && limits.ram.is_none() => Ok(None),
-            (Err(error), _) => Err(error),
-            (Ok(_), Some(pool)) => Ok(Some(pool)),
-            (Ok(RamPlan::Paged { pool }), None) => Ok(Some(pool)),
-            (Ok(RamPlan::Resident), None) => Ok(asked.map(|_| u64::MAX)),
-        }
+    /// The least bytes that a pool works with.
+    pub(crate) fn least_pool(&self, asked: &ExpertPager) -> Result<u64> {
+        let config = asked.config(u64::MAX);
+        Pager::least_budget(&self.opened, &self.layers, &config).map_err(error_of)
+    }
+
+    /// What a pool of so many bytes will hold.
+    pub(crate) fn pool_size(&self, asked: &ExpertPager, budget: u64) -> Result<PoolSize> {
+        PoolSize::new(&self.opened, &self.layers, &asked.config(budget)).map_err(error_of)
     }
 
     /// Makes the pager, which begins to read what the trace of an earlier run says, if there is one; `record` is where the

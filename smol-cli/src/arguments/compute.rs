@@ -2,7 +2,7 @@
 
 use crate::failure::notice;
 use smol_engine::machine::Cpu;
-use smolmaxxing::ram::PlannedContext;
+use smolmaxxing::plan::PlannedContext;
 use smolmaxxing::{CancelToken, Context, Model, Result};
 
 /// Settings of the context.

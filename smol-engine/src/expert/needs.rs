@@ -52,7 +52,7 @@ impl Pager {
 }
 
 /// The memory that a pager will hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PoolSize {
     /// Bytes of slots and buffers.

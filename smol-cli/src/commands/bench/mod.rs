@@ -12,7 +12,7 @@ use crate::progress;
 use anyhow::Result;
 use report::{Row, Samples};
 use smol_engine::machine::{Cpu, bytes_read_from_disk, peak_rss};
-use smolmaxxing::ram::PlannedContext;
+use smolmaxxing::plan::PlannedContext;
 use smolmaxxing::{Batch, CancelToken, Context, Model, SeqId, Token};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
