@@ -10,6 +10,7 @@ use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::context::{DecodeOutcome, RawBatch, RawContext};
 use crate::ffi::{engine, panics};
+use crate::guard::Guard;
 use crate::kv::{Kv, KvType};
 use crate::memory::MemoryEstimate;
 use crate::model::Model;
@@ -272,6 +273,9 @@ impl Context {
         if self.cancel_token().is_some_and(CancelToken::is_cancelled) {
             return Err(Error::cancelled("decoding"));
         }
+        if let Some(error) = self.model().guard().and_then(Guard::error) {
+            return Err(error);
+        }
         self.model().check_files_unchanged()?;
         let before = self.positions_before(batch);
         let sequences: Vec<_> = batch.sequences().collect();
@@ -322,6 +326,9 @@ impl Context {
     fn abort_reason(&self) -> Error {
         if self.cancel_token().is_some_and(CancelToken::is_cancelled) {
             return Error::cancelled("decoding");
+        }
+        if let Some(error) = self.model().guard().and_then(Guard::error) {
+            return error;
         }
         match engine::has_observers() {
             // Observers watch all contexts: a panic stops whatever runs.

@@ -23,6 +23,7 @@ mod files;
 pub mod generation;
 pub mod grammar;
 mod graph_report;
+mod guard;
 pub mod kernels;
 mod kv;
 mod layouts;

@@ -13,8 +13,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::RawModel;
 use crate::files::FileState;
+use crate::guard::Guard;
 use crate::layouts::{LayoutSummary, WeightLayout};
 use crate::model_builder::ModelBuilder;
+use crate::pack_cache::{CachedWeights, PackCacheStatistics};
 use crate::paging::PagedModel;
 use crate::streaming::StreamedModel;
 use crate::vocab::Vocab;
@@ -49,6 +51,10 @@ pub(crate) struct Inner {
     pub(crate) paged: Option<PagedModel>,
     /// Its streamed weights; after `raw` for the same reason.
     pub(crate) streamed: Option<StreamedModel>,
+    /// Packed weights that are mapped; after `raw`, whose tensors point to them.
+    pub(crate) cached: Option<CachedWeights>,
+    /// Watches memory, where the model has some to give back.
+    pub(crate) guard: Option<Guard>,
     pub(crate) files: Vec<FileState>,
     pub(crate) fingerprint: u128,
     #[cfg(feature = "json-schema")]
@@ -95,12 +101,18 @@ impl Model {
         self.inner.paged.is_some() || self.inner.streamed.is_some()
     }
 
+    /// What watches memory for the model, if anything does.
+    pub(crate) fn guard(&self) -> Option<&Guard> {
+        self.inner.guard.as_ref()
+    }
+
     pub(crate) fn fingerprint(&self) -> u128 {
         self.inner.fingerprint
     }
 
     /// Refuses to compute with weights that are not in the file any more, or to trust what was computed with them.
     pub(crate) fn check_files_unchanged(&self) -> Result<()> {
+        self.inner.cached.iter().try_for_each(CachedWeights::check_unchanged)?;
         let Some(mapping) = &self.inner.mapping else { return Ok(()) };
         self.inner.files.iter().try_for_each(FileState::check_not_shortened)?;
         if mapping.was_hit() {
@@ -123,6 +135,11 @@ impl Model {
     /// Returns what the expert pager has done since the model was loaded; `None` if all experts are in memory.
     pub fn pager_statistics(&self) -> Option<PagerStatistics> {
         self.inner.paged.as_ref().map(|paged| paged.pager().statistics())
+    }
+
+    /// Returns what the cache of packed weights did at load; `None` without a cache.
+    pub fn pack_cache_statistics(&self) -> Option<&PackCacheStatistics> {
+        self.inner.cached.as_ref().map(CachedWeights::statistics)
     }
 
     /// Returns what the weight stream has done since the model was loaded; `None` if all weights are in memory, or its

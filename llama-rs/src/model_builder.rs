@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use smol_engine::machine::Memory;
 use smol_gguf::{Depth, Metadata, Value};
@@ -18,6 +18,7 @@ use crate::ffi::mapping::MappingGuard;
 use crate::ffi::model::{LoadRequest, ProgressFn, RawLoadMode, RawModel, RawOverride};
 use crate::ffi::{self, call};
 use crate::files::{FileState, ModelFiles, gguf_error};
+use crate::guard::{Guard, Relieve};
 use crate::kernels;
 use crate::layouts::LayoutOptions;
 use crate::memory::human;
@@ -366,6 +367,7 @@ impl ModelBuilder {
             Placement::Streamed(streamed) => Some(start_stream(&files, stream, streamed)?),
             _ => None,
         };
+        let guard = self.guard(paged.as_ref(), streamed.as_ref())?;
         // A packed copy of what is mapped because it does not fit would not fit either.
         let copies = self.mode != LoadMode::Auto || mode != RawLoadMode::Mmap;
         layouts.enabled &= copies;
@@ -423,11 +425,25 @@ impl ModelBuilder {
             paged,
             streamed,
             cached,
+            guard,
             files,
             fingerprint,
             #[cfg(feature = "json-schema")]
             schema_vocabulary: std::sync::OnceLock::new(),
         }))
+    }
+
+    /// Watches memory for a model that has some to give back, or whose memory was planned.
+    fn guard(
+        &self,
+        paged: Option<&PagedModel>,
+        streamed: Option<&StreamedModel>,
+    ) -> Result<Option<Guard>> {
+        let pager = paged.map(|paged| Arc::downgrade(paged.pager()) as Weak<dyn Relieve>);
+        let stream = streamed.map(|streamed| Arc::downgrade(streamed.stream()) as _);
+        let relieved: Vec<_> = pager.into_iter().chain(stream).collect();
+        let watched = self.ram.is_some() || !relieved.is_empty();
+        watched.then(|| Guard::watch(relieved)).transpose()
     }
 
     /// Sets up the pager with a budget in bytes.

@@ -61,6 +61,8 @@ struct AbortState {
     flag: AtomicPtr<AtomicBool>,
     /// Off while llama.cpp must not be interrupted.
     armed: AtomicBool,
+    /// Set while memory is used up.
+    short: Option<Arc<AtomicBool>>,
 }
 
 extern "C" fn should_abort(user_data: *mut c_void) -> bool {
@@ -69,7 +71,8 @@ extern "C" fn should_abort(user_data: *mut c_void) -> bool {
     if !state.armed.load(Ordering::Relaxed) {
         return false;
     }
-    if engine::has_failed() {
+    let short = state.short.as_ref().is_some_and(|short| short.load(Ordering::Acquire));
+    if engine::has_failed() || short {
         return true;
     }
     let flag = state.flag.load(Ordering::Acquire);
@@ -114,6 +117,7 @@ impl RawContext {
         let abort = Box::new(AbortState {
             flag: AtomicPtr::new(flag_of(cancel.as_ref())),
             armed: AtomicBool::new(false),
+            short: model.guard().map(|guard| Arc::clone(guard.short())),
         });
         // SAFETY: a pure function without arguments (llama-context.cpp:4044).
         let mut raw = unsafe { sys::llama_context_default_params() };

@@ -1,7 +1,6 @@
 //! Setting up the pager of a model that is about to be loaded.
 
 mod cached;
-mod pressure;
 mod routers;
 mod watchers;
 
@@ -23,10 +22,11 @@ use crate::ffi::kernels::RawLayout;
 use crate::ffi::pager::{self, PagedExperts, PagedTensor, Watcher, error_of};
 use crate::files::ModelFiles;
 #[cfg(feature = "tools")]
+use crate::guard::Guard;
+#[cfg(feature = "tools")]
 use crate::placement::{Placement, Wishes, decide};
 #[cfg(feature = "tools")]
 use crate::plan::PlannedContext;
-use pressure::Pressure;
 use watchers::{Prediction, Recorder, trace_error};
 
 /// The experts of a model in the form in which kernels will read them.
@@ -42,8 +42,6 @@ pub(crate) struct Paging<'a> {
 /// The pager of a model, and what goes on beside it. Outlives the model.
 pub(crate) struct PagedModel {
     experts: PagedExperts,
-    #[allow(dead_code, reason = "works until it is dropped")]
-    pressure: Pressure,
 }
 
 impl PagedModel {
@@ -61,6 +59,7 @@ impl PagedModel {
     fn keep(self) -> Result<Arc<Pager>> {
         let kept: &'static Self = Box::leak(Box::new(self));
         kept.experts.keep()?;
+        std::mem::forget(Guard::watch(vec![Arc::downgrade(kept.pager()) as _])?);
         Ok(Arc::clone(kept.pager()))
     }
 }
@@ -189,9 +188,8 @@ impl<'a> Paging<'a> {
             self.metadata,
             &self.routed.layers,
         ));
-        let pressure = Pressure::watch(&pager)?;
         let experts = PagedExperts::new(pager, self.tensors, bias, watchers);
-        Ok(PagedModel { experts, pressure })
+        Ok(PagedModel { experts })
     }
 
     /// What a trace of this model says is used most, the most used first.

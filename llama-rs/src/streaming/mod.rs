@@ -1,29 +1,34 @@
 //! Setting up the streamed weights of a model that is about to be loaded.
 
-mod choice;
-
 use std::collections::HashMap;
+#[cfg(feature = "tools")]
+use std::path::Path;
 use std::sync::Arc;
 
 use smol_engine::io::{DirectFile, ReadAt};
 use smol_engine::stream::{Packer, Stream, StreamTensor};
 use smol_gguf::{Gguf, TensorInfo};
 
-pub(crate) use choice::choose;
-
 use crate::error::{Error, Result};
+#[cfg(feature = "tools")]
+use crate::expert_pager::has_experts;
 use crate::ffi::kernels::RawLayout;
 use crate::ffi::pager::layout_of;
 use crate::ffi::stream::{StreamedTensor, StreamedWeights, error_of};
 use crate::files::{ModelFiles, gguf_error};
+#[cfg(feature = "tools")]
+use crate::guard::Guard;
+#[cfg(feature = "tools")]
+use crate::model_builder::start_stream;
+#[cfg(feature = "tools")]
+use crate::placement::{Placement, Wishes, decide};
+#[cfg(feature = "tools")]
+use crate::plan::PlannedContext;
 use crate::weight_stream::WeightStream;
 
 /// Name of the table of embeddings, and of a head of its own.
 const TABLE: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
-
-/// The zone is no smaller by default: reads of flash are fast only when many go on.
-const GOOD_ZONE: u64 = 32 << 20;
 
 /// The streamed weights of a model. Outlives the model.
 pub(crate) struct StreamedModel {
@@ -40,18 +45,38 @@ impl StreamedModel {
         self.weights.during_load(load)
     }
 
-    /// Bytes of the streamed tensors in the files.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.stream().tensors().iter().map(|tensor| tensor.file_bytes).sum()
-    }
-
     /// Streams the weights of the model that upstream's code loads on this thread, until the process ends.
     #[cfg(feature = "tools")]
     pub(crate) fn keep(self) -> Result<Arc<Stream>> {
         let kept: &'static Self = Box::leak(Box::new(self));
         kept.weights.keep()?;
+        std::mem::forget(Guard::watch(vec![Arc::downgrade(kept.stream()) as _])?);
         Ok(Arc::clone(kept.stream()))
     }
+}
+
+/// Streams the model at `path` when upstream's code loads it, on this thread. `None`: it is a mixture, which is for the pager.
+#[cfg(feature = "tools")]
+pub(crate) fn stream_for_upstream(
+    path: &Path,
+    options: &crate::EngineOptions,
+) -> Result<Option<Arc<Stream>>> {
+    let files = ModelFiles::open(path)?;
+    let metadata = files.metadata().clone();
+    let Some(stream) = options.stream.clone() else { return Ok(None) };
+    if has_experts(&metadata) {
+        return Ok(None);
+    }
+    let wishes = Wishes {
+        ram: None,
+        planned: PlannedContext::default(),
+        pager: None,
+        stream: Some(&stream),
+        may_stream: false,
+    };
+    let decision = decide(&files, &metadata, None, wishes)?;
+    let Placement::Streamed(chosen) = decision.placement else { return Ok(None) };
+    start_stream(&files, Some(stream.clone()), &chosen)?.keep().map(Some)
 }
 
 /// The tensors of a model that are to be streamed, in the form in which kernels will read them.
@@ -136,23 +161,16 @@ impl Streaming {
         }
     }
 
-    /// A good zone for these tensors: one is used while the next is read.
-    fn good_zone(&self, options: &WeightStream) -> u64 {
-        let bytes = |tensor: &StreamTensor| tensor.bytes as u64;
-        let largest = self.tensors.iter().map(bytes).max().unwrap_or(0);
-        let all: u64 = self.tensors.iter().map(bytes).sum();
-        let floor = Stream::floor(&self.opened, &self.tensors, &options.config(u64::MAX));
-        // What the floor has beside a matrix is for the ends of reads and the readers' buffers.
-        let extra = floor.saturating_sub(largest);
-        (2 * largest).max(GOOD_ZONE).min(all).saturating_add(extra).max(floor)
+    /// The least zone for these tensors.
+    pub(crate) fn least_zone(&self, options: &WeightStream) -> u64 {
+        Stream::floor(&self.opened, &self.tensors, &options.config(u64::MAX))
     }
 
-    /// Makes the stream. `zone`: bytes of memory for it; `None`: as is good.
+    /// Makes the stream. `zone`: bytes of memory for it.
     ///
     /// # Errors
     /// If the zone does not hold the largest tensor, or the system gives no memory or no thread.
-    pub(crate) fn start(self, zone: Option<u64>, options: &WeightStream) -> Result<StreamedModel> {
-        let zone = zone.unwrap_or_else(|| self.good_zone(options));
+    pub(crate) fn start(self, zone: u64, options: &WeightStream) -> Result<StreamedModel> {
         let stream =
             Stream::new(self.opened, self.tensors, &options.config(zone)).map_err(error_of)?;
         Ok(StreamedModel { weights: StreamedWeights::new(stream, self.places) })
