@@ -163,7 +163,8 @@ impl<'a> Layers<'a> {
         let row = self.activations_of_a_token().saturating_mul(4);
         // The mask of attention has a number for each pair of a new token and a cached one; there is a second one for
         // layers with a window.
-        let masked = if window > 0 && windowed { cells.saturating_add(window_cells) } else { cells };
+        let masked =
+            if window > 0 && windowed { cells.saturating_add(window_cells) } else { cells };
         let scores = self.score_bytes(cells, request.flash_attention);
         let mask = masked.saturating_mul(if request.flash_attention { 2 } else { 4 });
         let row = row.saturating_add(mask).saturating_add(scores);
@@ -183,7 +184,8 @@ impl<'a> Layers<'a> {
         if flash_attention {
             return 0;
         }
-        let heads = (0..self.count).filter_map(|layer| self.per_layer("attention.head_count", layer));
+        let heads =
+            (0..self.count).filter_map(|layer| self.per_layer("attention.head_count", layer));
         heads.max().unwrap_or(0).saturating_mul(cells).saturating_mul(4)
     }
 

@@ -93,7 +93,8 @@ pub(crate) fn decide(
         // Without a word about memory only that stays which has to.
         let nothing = if wishes.ram.is_none() { Some(0) } else { None };
         let resident = stream.resident.asked().or(nothing);
-        let streamed = needs.stream(StreamWishes { zone: stream.zone.asked(), resident }, &context)?;
+        let streamed =
+            needs.stream(StreamWishes { zone: stream.zone.asked(), resident }, &context)?;
         let placement = Placement::Streamed(streamed);
         return Ok(Decision { placement, pool: PoolSize::default(), needs, ram });
     }

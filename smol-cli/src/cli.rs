@@ -3,8 +3,8 @@
 use crate::cache::Cache;
 use crate::catalogue::Catalogue;
 use crate::commands::{
-    bench, chat, completions, doctor, inspect, kernels, models, perplexity, pull, recut, run,
-    tokenize, trace,
+    bench, cache, chat, completions, doctor, inspect, kernels, models, perplexity, plan, pull, recut, run,
+    tokenize, trace, vocab,
 };
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -55,13 +55,16 @@ enum Command {
     Chat(Box<chat::Args>),
     Perplexity(perplexity::Args),
     Bench(bench::Args),
+    Plan(Box<plan::Args>),
     Inspect(inspect::Args),
     Kernels(kernels::Args),
     Tokenize(tokenize::Args),
     Trace(trace::Args),
+    Vocab(vocab::Args),
     Pull(pull::Args),
     Recut(recut::Args),
     Models(models::Args),
+    Cache(cache::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
 }
@@ -81,12 +84,15 @@ pub fn run() -> Result<ExitCode> {
         Command::Chat(args) => chat::run(&args, &global),
         Command::Perplexity(args) => perplexity::run(&args, &global),
         Command::Bench(args) => bench::run(&args, &global),
+        Command::Plan(args) => plan::run(&args, &global),
         Command::Inspect(args) => inspect::run(&args, &global),
         Command::Kernels(args) => kernels::run(&args),
         Command::Tokenize(args) => tokenize::run(&args, &global),
         Command::Trace(args) => trace::run(&args, &global),
+        Command::Vocab(args) => vocab::run(&args, &global),
         Command::Pull(args) => pull::run(&args, &global),
         Command::Recut(args) => recut::run(&args, &global),
+        Command::Cache(args) => cache::run(&args),
         Command::Models(args) => models::run(&args, &global),
         Command::Doctor(args) => doctor::run(&args, &global),
         Command::Completions(args) => completions::run(&args),

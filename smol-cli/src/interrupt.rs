@@ -1,5 +1,6 @@
 //! Ctrl-C: stops the work, and the program at the second time.
 
+use crate::running;
 use anyhow::{Context as _, Result};
 use smolmaxxing::CancelToken;
 use std::sync::Arc;
@@ -40,6 +41,7 @@ pub fn cancel_on_ctrl_c(token: &CancelToken) -> Result<Idle> {
     let Idle(waits) = idle.clone();
     ctrlc::set_handler(move || {
         if waits.load(Ordering::SeqCst) || token.is_cancelled() {
+            running::forget();
             std::process::exit(EXIT_CODE.into());
         }
         token.cancel();

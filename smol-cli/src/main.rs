@@ -11,7 +11,9 @@ mod interrupt;
 mod model;
 mod progress;
 mod report;
+mod running;
 mod space;
+mod speeds;
 mod table;
 mod units;
 

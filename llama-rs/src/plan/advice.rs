@@ -37,8 +37,7 @@ pub(crate) fn advice(
         );
         found.push((less, text));
     }
-    let quantized =
-        PlannedContext { type_k: KvType::Q8_0, type_v: KvType::Q8_0, ..planned };
+    let quantized = PlannedContext { type_k: KvType::Q8_0, type_v: KvType::Q8_0, ..planned };
     if planned.type_k == KvType::F16
         && planned.type_v == KvType::F16
         && let Some(less) = read(quantized)
@@ -99,7 +98,8 @@ mod tests {
         let mut metadata = metadata();
         metadata.set("llama.expert_used_count", 4u32);
         metadata.set("llama.vocab_size", 131_072u32);
-        let read = |planned: PlannedContext| Some(if planned.n_ctx.is_some() { 80.0 } else { 90.0 });
+        let read =
+            |planned: PlannedContext| Some(if planned.n_ctx.is_some() { 80.0 } else { 90.0 });
         let advice = advice(&paged(), PlannedContext::default(), &metadata, 100_000_000, &read);
         let starts = ["a head with", "3 experts", "a context of 1024", "a cache of type q8_0"];
         assert_eq!(advice.len(), starts.len(), "{advice:?}");

@@ -13,10 +13,10 @@ mod weights;
 
 use serde::Serialize;
 
+pub(crate) use advice::advice;
 pub use context::PlannedContext;
 pub(crate) use context::vocab_len;
 pub(crate) use needs::{Needs, Split};
-pub(crate) use advice::advice;
 pub(crate) use program::program_bytes;
 pub use program::usable_ram;
 pub(crate) use streamed::{StreamWishes, Streamed};
@@ -103,14 +103,8 @@ pub struct MemoryParts {
 impl MemoryParts {
     /// Returns the sum: the most that the process will have in memory, when a long prompt is computed and pools are full.
     pub fn total(&self) -> u64 {
-        let parts = [
-            self.weights,
-            self.experts,
-            self.zones,
-            self.kv_cache,
-            self.compute,
-            self.program,
-        ];
+        let parts =
+            [self.weights, self.experts, self.zones, self.kv_cache, self.compute, self.program];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 }

@@ -183,11 +183,7 @@ mod tests {
     fn needs() -> Needs {
         Needs {
             ram: 900 * MIB,
-            weights: Weights {
-                dense: 300 * MIB,
-                experts: 2500 * MIB,
-                ..Weights::default()
-            },
+            weights: Weights { dense: 300 * MIB, experts: 2500 * MIB, ..Weights::default() },
             pool_floor: Some(40 * MIB),
             stream: None,
             n_ctx: 4096,

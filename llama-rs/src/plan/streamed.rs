@@ -195,7 +195,10 @@ mod tests {
             assert_eq!(choice.resident + streamed, weights.dense - 100 * MIB, "{mib}");
             assert_eq!(choice.read, streamed + 1000);
             assert_eq!(choice.names[0], "table");
-            assert_eq!(choice.names.len(), choice.names.iter().collect::<std::collections::HashSet<_>>().len());
+            assert_eq!(
+                choice.names.len(),
+                choice.names.iter().collect::<std::collections::HashSet<_>>().len()
+            );
             if mib >= 240 {
                 assert!(!choice.names.contains(&"head".to_owned()), "{mib}");
             }

@@ -1,5 +1,6 @@
 //! Memory: how much there is, and the weights that are read when they are needed.
 
+use super::pack_cache::PackCacheArgs;
 use super::sampling::number;
 use super::stream::StreamArgs;
 use crate::failure::Failure;
@@ -61,6 +62,8 @@ pub struct PagerArgs {
     pager_verify: bool,
     #[command(flatten)]
     stream: StreamArgs,
+    #[command(flatten)]
+    cache: PackCacheArgs,
 }
 
 /// Takes one of these names, which help texts and completions list.
@@ -83,6 +86,9 @@ impl PagerArgs {
         }
         if let Some(stream) = self.stream.stream(self.readers) {
             model = model.weight_stream(stream);
+        }
+        if let Some(cache) = self.cache.cache() {
+            model = model.pack_cache(cache);
         }
         match self.pager() {
             Some(pager) => model.expert_pager(pager),
@@ -114,6 +120,11 @@ impl PagerArgs {
             || (self.readers.is_some() && self.stream.stream(None).is_none())
             || self.pager_verify;
         said.then_some(pager)
+    }
+
+    /// RAM for everything together, if it is limited.
+    pub fn ram(&self) -> Option<u64> {
+        self.ram.map(|ram| ram.0)
     }
 
     /// Whether memory is limited.

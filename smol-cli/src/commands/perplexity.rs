@@ -8,10 +8,11 @@ use crate::failure::{Failure, notice};
 use crate::interrupt;
 use crate::model::ModelArg;
 use crate::progress;
+use crate::running::Running;
 use anyhow::Result;
 use serde::Serialize;
-use smolmaxxing::perplexity::{Perplexity, PerplexityOptions, perplexity};
 use smolmaxxing::CancelToken;
+use smolmaxxing::perplexity::{Perplexity, PerplexityOptions, perplexity};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -56,6 +57,9 @@ struct Report {
     tokens: usize,
     scored_tokens: usize,
     scored_bytes: usize,
+    /// What a pruned vocabulary head lacks; the other figures leave it out.
+    outside_tokens: usize,
+    outside_bytes: usize,
     chunks: usize,
     layouts: LayoutReport,
     /// The same without the options that change what the model says, if there are any.
@@ -102,6 +106,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
+    let _running = Running::start(global, "perplexity", &path, args.pager.ram());
     let lossy = args.pager.lossy();
     if !lossy.is_empty() && io::stderr().is_terminal() {
         notice(format_args!("two passes over the text: with {lossy}, and without"));
@@ -172,6 +177,8 @@ fn print(args: &Args, pass: Pass, baseline: Option<Pass>) -> Result<()> {
         tokens: pass.result.tokens,
         scored_tokens: pass.result.scored_tokens,
         scored_bytes: pass.result.scored_bytes,
+        outside_tokens: pass.result.outside_tokens,
+        outside_bytes: pass.result.outside_bytes,
         chunks: pass.result.chunks,
         layouts: pass.layouts,
         baseline: baseline.as_ref().map(Pass::score),
@@ -193,6 +200,13 @@ fn print_pass(out: &mut impl io::Write, pass: &Pass, what: &str) -> Result<()> {
         pass.result.scored_tokens,
         pass.result.tokens
     )?;
+    if pass.result.outside_tokens > 0 {
+        writeln!(
+            out,
+            "left out: {} tokens of {} bytes, which the model's pruned head lacks",
+            pass.result.outside_tokens, pass.result.outside_bytes
+        )?;
+    }
     if io::stderr().is_terminal() {
         pass.engines.lines().for_each(notice);
     }

@@ -8,14 +8,15 @@ use crate::cli::Global;
 use crate::failure::notice;
 use crate::interrupt;
 use crate::model::ModelArg;
+use crate::running::Running;
 use anyhow::Result;
 use serde::Serialize;
 use smol_engine::machine::peak_rss;
+use smolmaxxing::CancelToken;
 use smolmaxxing::chat::Message;
 use smolmaxxing::generation::{Finish, GenerateOptions, Generation, Stats};
 use smolmaxxing::loops::LoopOptions;
 use smolmaxxing::session::{ChatOptions, Session};
-use smolmaxxing::CancelToken;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -80,6 +81,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
+    let _running = Running::start(global, "run", &path, args.pager.ram());
 
     let start = Instant::now();
     let mut layouts = None;

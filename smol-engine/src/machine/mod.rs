@@ -22,7 +22,7 @@ mod apple;
 pub use cpu::{Cluster, Cpu, LogicalCpu};
 pub use features::cpu_features;
 pub use memory::Memory;
-pub use process::{bytes_read_from_disk, peak_rss, rss};
+pub use process::{boot_id, bytes_read_from_disk, oom_kills, peak_rss, rss};
 pub use speed::{clock_hz, read_bandwidth};
 
 /// The CPU and memory of the running machine, as this process may use them.

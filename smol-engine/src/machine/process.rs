@@ -31,6 +31,29 @@ pub fn bytes_read_from_disk() -> Option<u64> {
     return None;
 }
 
+/// Returns how many processes the system has ended for lack of memory since it was started. `None` where it does not
+/// tell.
+pub fn oom_kills() -> Option<u64> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    return counter(&read("/proc/vmstat")?, "oom_kill");
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    return None;
+}
+
+/// Returns a name that the system has from its start to the next one. `None` where it has none.
+pub fn boot_id() -> Option<String> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    return Some(read("/proc/sys/kernel/random/boot_id")?.trim().to_owned());
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    return None;
+}
+
+/// Parses a line of `/proc/vmstat`.
+#[cfg(any(target_os = "linux", target_os = "android", test))]
+fn counter(vmstat: &str, name: &str) -> Option<u64> {
+    vmstat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn read(path: &str) -> Option<String> {
     use super::files::{Files as _, Os};
@@ -46,6 +69,13 @@ fn read_bytes(io: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_what_was_ended_for_lack_of_memory() {
+        let vmstat = "drop_pagecache 2\noom_kill_disable 7\noom_kill 3\nnuma_hit 1\n";
+        assert_eq!(counter(vmstat, "oom_kill"), Some(3));
+        assert_eq!(counter("pgfault 1\n", "oom_kill"), None);
+    }
 
     #[test]
     fn counts_disk_reads_only() {

@@ -9,6 +9,7 @@ use crate::failure::notice;
 use crate::interrupt;
 use crate::model::ModelArg;
 use crate::progress;
+use crate::running::Running;
 use anyhow::Result;
 use report::{Row, Samples};
 use smol_engine::machine::{Cpu, bytes_read_from_disk, peak_rss};
@@ -89,6 +90,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
+    let _running = Running::start(global, "bench", &path, args.pager.ram());
     let start = Instant::now();
     let n_ctx = tests.iter().map(|test| test.tokens()).max();
     let planned = PlannedContext { n_ctx, ..PlannedContext::default() };

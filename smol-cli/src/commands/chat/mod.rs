@@ -11,6 +11,7 @@ use crate::commands::run::{stream, summary};
 use crate::failure::{Failure, notice, print_error};
 use crate::interrupt;
 use crate::model::ModelArg;
+use crate::running::Running;
 use anyhow::Result;
 use input::{Input, Line};
 use smol_engine::machine::peak_rss;
@@ -64,6 +65,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     let idle = interrupt::cancel_on_ctrl_c(&cancel)?;
+    let _running = Running::start(global, "chat", &path, args.pager.ram());
     let model = load_model(&path, &cancel, |model| {
         let model = model.layouts(args.layouts.options(global));
         args.pager.apply(model).planned_context(args.compute.planned())

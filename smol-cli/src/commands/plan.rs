@@ -1,0 +1,135 @@
+//! `smol plan`: how a model would run in an amount of memory, and how fast at best.
+
+use crate::arguments::{ComputeArgs, LayoutArgs, PagerArgs};
+use crate::cli::Global;
+use crate::model::ModelArg;
+use crate::speeds::{DiskSpeed, RamSpeed, SpeedFile};
+use crate::units::bytes;
+use anyhow::Result;
+use serde::Serialize;
+use smolmaxxing::Model;
+use smolmaxxing::plan::{Bounds, MemoryPlan, PlanMode};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Tell how a model would run in an amount of memory, and how fast it can be at best
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArg,
+    #[command(flatten)]
+    pager: PagerArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+    #[command(flatten)]
+    layouts: LayoutArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: PathBuf,
+    #[serde(flatten)]
+    plan: MemoryPlan,
+    /// Sum of the parts, in bytes.
+    total: u64,
+    flash: Option<DiskSpeed>,
+    memory: RamSpeed,
+    /// None where flash is needed and could not be measured.
+    bounds: Option<Bounds>,
+}
+
+/// Prints the plan; a model that does not fit in any way is an error with the reason.
+pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
+    let path = args.model.path(global)?;
+    let model = Model::builder(&path).layouts(args.layouts.options(global));
+    let model = args.pager.apply(model).planned_context(args.compute.planned());
+    let plan = model.plan().map_err(|error| args.pager.explain(error))?;
+    let mut speeds = SpeedFile::open(global);
+    let flash = (plan.flash_mb_per_token > 0.0).then(|| speeds.disk(&path).ok()).flatten();
+    let memory = speeds.ram();
+    let flash_mb_s = flash.as_ref().map(|flash| flash.sequential_mb_s);
+    let known = flash_mb_s.is_some() || plan.flash_mb_per_token == 0.0;
+    let bounds = known.then(|| plan.bounds(flash_mb_s.unwrap_or(f64::INFINITY), memory.mb_s));
+    let total = plan.parts.total();
+    let report = Report { model: path, plan, total, flash, memory, bounds };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", text(&report))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The report for people.
+fn text(report: &Report) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let mut line = |name: &str, value: &str| {
+        let _ = writeln!(text, "{name:16} {value}");
+    };
+    let plan = &report.plan;
+    line("model", &report.model.display().to_string());
+    line("runs", &mode(&plan.mode));
+    let limit = plan.ram.map_or_else(|| "unknown".to_owned(), bytes);
+    line("memory", &format!("{} of {limit} at most", bytes(report.total)));
+    for (name, size) in [
+        ("  weights", plan.parts.weights),
+        ("  experts", plan.parts.experts),
+        ("  zone", plan.parts.zones),
+        ("  cache", plan.parts.kv_cache),
+        ("  computing", plan.parts.compute),
+        ("  program", plan.parts.program),
+    ] {
+        if size > 0 {
+            line(name, &bytes(size));
+        }
+    }
+    line("context", &format!("{} tokens", plan.n_ctx));
+    let ram = plan.ram_mb_per_token;
+    line(
+        "per token",
+        &format!("{ram:.1} MB from memory, {:.1} MB from flash", plan.flash_mb_per_token),
+    );
+    let memory_speed = format!("memory {:.1} GB/s", report.memory.mb_s / 1e3);
+    match &report.flash {
+        Some(flash) => {
+            line("speeds", &format!("flash {:.0} MB/s, {memory_speed}", flash.sequential_mb_s));
+        }
+        None => line("speeds", &memory_speed),
+    }
+    match &report.bounds {
+        Some(Bounds { by_flash: Some(flash), by_ram, tokens_per_s, .. }) => line(
+            "at most",
+            &format!("{tokens_per_s:.1} tokens/s (flash {flash:.1}, memory {by_ram:.1})"),
+        ),
+        Some(bounds) => line("at most", &format!("{:.1} tokens/s", bounds.tokens_per_s)),
+        None => line("at most", "unknown: the speed of flash could not be measured"),
+    }
+    for (number, advice) in plan.advice.iter().enumerate() {
+        line(if number == 0 { "faster with" } else { "" }, advice);
+    }
+    text
+}
+
+fn mode(mode: &PlanMode) -> String {
+    match mode {
+        PlanMode::Resident => "with all weights in memory".to_owned(),
+        PlanMode::Mapped => "from the mapped file: the system keeps what fits".to_owned(),
+        PlanMode::Paged { slots, experts, .. } => {
+            format!(
+                "with {slots} of {experts} experts in memory, others are read when they are needed"
+            )
+        }
+        PlanMode::Streamed { tensors, .. } => {
+            format!("with {} tensors read from the file for each token", tensors.len())
+        }
+        _ => "in another way".to_owned(),
+    }
+}
