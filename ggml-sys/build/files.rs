@@ -107,6 +107,7 @@ pub const DISPATCH: &[&str] = &[
     "dispatch.cpp",
     "matrix_vector.cpp",
     "one_row.cpp",
+    "pack_cache.cpp",
     "packed_compute.cpp",
     "packed_weights.cpp",
     "paged_compute.cpp",

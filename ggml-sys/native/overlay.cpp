@@ -6,6 +6,7 @@
 // the first model load (ggml-cpu.cpp:76): hence smol_install() must come first, and checks that it did.
 #include "dispatch.h"
 #include "guard.h"
+#include "pack_cache.h"
 #include "paged.h"
 #include "smol-hooks.h"
 #include "streamed.h"
@@ -167,7 +168,8 @@ smol_status smol_engine_set(const smol_engine * next) {
 }
 
 bool smol_load_tensor(ggml_tensor * tensor, uint16_t file, size_t offset, size_t size) {
-    if (smol_paged_load(tensor, file, offset, size) || smol_streamed_load(tensor, file, offset, size)) {
+    if (smol_paged_load(tensor, file, offset, size) || smol_streamed_load(tensor, file, offset, size) ||
+        smol_pack_cache_load(tensor)) {
         return true;
     }
     std::shared_lock<std::shared_mutex> lock(engine_mutex);

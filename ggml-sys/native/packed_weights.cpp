@@ -2,6 +2,7 @@
 #include "packed.h"
 
 #include "guard.h"
+#include "pack_cache.h"
 #include "paged.h"
 #include "smol-hooks.h"
 #include "streamed.h"
@@ -155,9 +156,24 @@ size_t packed_bytes(const smol_layout * layout, const ggml_tensor * tensor) {
 size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     size_t size = 0;
     for (const smol_layout * layout : candidates(tensor->type, tensor->ne[0])) {
-        size = std::max(size, packed_bytes(layout, tensor));
+        const size_t bytes = packed_bytes(layout, tensor);
+        if (smol_pack_cache_find(tensor, layout, bytes)) {
+            return SMOL_CACHED_BYTES;
+        }
+        size = std::max(size, bytes);
     }
     return size ? size : ggml_nbytes(tensor);
+}
+
+// The bytes of a weight are there in this layout.
+void place(ggml_tensor * tensor, const smol_layout * layout) {
+    tensor->extra = const_cast<smol_layout *>(layout);
+    for (smol_weight & weight : current.weights) {
+        if (weight.path && !strcmp(weight.name, tensor->name)) {
+            weight.path = layout->name;
+        }
+    }
+    smol_pack_cache_placed(tensor, layout, packed_bytes(layout, tensor));
 }
 
 ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor * tensor) {
@@ -166,6 +182,14 @@ ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor * tensor) {
     }
     const auto found = candidates(tensor->type, tensor->ne[0]);
     tensor->extra = found.empty() ? nullptr : const_cast<smol_layout *>(found.back());
+    for (const smol_layout * layout : found) {
+        const size_t bytes = packed_bytes(layout, tensor);
+        if (const void * cached = smol_pack_cache_find(tensor, layout, bytes)) {
+            tensor->data = const_cast<void *>(cached);
+            place(tensor, layout);
+            break;
+        }
+    }
     return found.empty() ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS;
 }
 
@@ -196,17 +220,14 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
     if (offset != 0 || size != ggml_nbytes(tensor)) {
         throw std::runtime_error("packed weights are written as a whole");
     }
+    if (smol_pack_cached(tensor)) {
+        return;
+    }
     const int64_t k = tensor->ne[0], rows = tensor->ne[1];
     const size_t stride = ggml_row_size(tensor->type, k);
     for (const smol_layout * layout : candidates(tensor->type, k)) {
         if (layout->accepts && !layout->accepts(k, data, stride, rows * tensor->ne[2])) {
             continue;
-        }
-        tensor->extra = const_cast<smol_layout *>(layout);
-        for (smol_weight & weight : current.weights) {
-            if (weight.path && !strcmp(weight.name, tensor->name)) {
-                weight.path = layout->name;
-            }
         }
         const size_t group_bytes = layout->group_bytes(k), matrix_bytes = smol_packed_matrix_bytes(layout, tensor);
         const int64_t groups = int64_t(matrix_bytes / group_bytes);
@@ -216,6 +237,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
                          std::min<int64_t>(layout->rows, rows - first),
                          static_cast<char *>(tensor->data) + matrix * matrix_bytes + group * group_bytes);
         });
+        place(tensor, layout);
         return;
     }
     throw std::runtime_error(std::string("no layout takes ") + tensor->name);
@@ -281,6 +303,7 @@ void smol_packing_force(const smol_layout * layout) {
 }
 
 void smol_packed_init(ggml_backend_buffer_type * buft) {
+    smol_pack_cache_init();
     packed_buft = buft;
     buft->iface.get_name = buft_name;
     buft->iface.alloc_buffer = alloc_buffer;

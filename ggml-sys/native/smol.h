@@ -202,6 +202,33 @@ enum smol_status smol_streaming_set(const struct smol_streamer * streamer);
 // NULL: as in the file.
 const struct smol_layout * smol_paged_layout(enum ggml_type type, int64_t k);
 
+// ---- packed-weight cache -----------------------------------------------------------------------------------------------
+// Packed bytes that are kept from one load to the next, by the overlay's layouts and by upstream's.
+
+struct smol_packed_weight {
+    const char * name;   // of the tensor
+    const char * layout; // "repack": one of upstream's
+    uint32_t version;    // of the layout
+    enum ggml_type type;
+    int64_t ne[4];
+    size_t bytes;        // packed
+};
+
+// Callbacks of a cache, on the loading thread; they must not unwind.
+struct smol_pack_cache {
+    uint32_t abi_version;
+    uint32_t reserved;
+    void *   ud;
+    // Where the bytes of a weight are, which must stay as long as the model; NULL: they are not there. The same answer for
+    // the same weight.
+    const void * (*find)(void * ud, const struct smol_packed_weight * weight);
+    // A weight's bytes are there now, from `find` or in memory that the model owns.
+    void (*placed)(void * ud, const struct smol_packed_weight * weight, const void * data);
+};
+
+// The cache of the models that the calling thread loads from now on; it must outlive the loads. NULL: none.
+enum smol_status smol_pack_cache_set(const struct smol_pack_cache * cache);
+
 // ---- single matrix products --------------------------------------------------------------------------------------------
 // What a model does with one weight, without a model: to test and to measure kernels as models use them.
 

@@ -2659,6 +2659,85 @@ impl Default for smol_streamer {
     }
 }
 #[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_packed_weight {
+    pub name: *const ::std::os::raw::c_char,
+    pub layout: *const ::std::os::raw::c_char,
+    pub version: u32,
+    pub type_: ggml_type,
+    pub ne: [i64; 4usize],
+    pub bytes: usize,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_packed_weight"][::std::mem::size_of::<smol_packed_weight>() - 64usize];
+    ["Alignment of smol_packed_weight"][::std::mem::align_of::<smol_packed_weight>() - 8usize];
+    ["Offset of field: smol_packed_weight::name"]
+        [::std::mem::offset_of!(smol_packed_weight, name) - 0usize];
+    ["Offset of field: smol_packed_weight::layout"]
+        [::std::mem::offset_of!(smol_packed_weight, layout) - 8usize];
+    ["Offset of field: smol_packed_weight::version"]
+        [::std::mem::offset_of!(smol_packed_weight, version) - 16usize];
+    ["Offset of field: smol_packed_weight::type_"]
+        [::std::mem::offset_of!(smol_packed_weight, type_) - 20usize];
+    ["Offset of field: smol_packed_weight::ne"]
+        [::std::mem::offset_of!(smol_packed_weight, ne) - 24usize];
+    ["Offset of field: smol_packed_weight::bytes"]
+        [::std::mem::offset_of!(smol_packed_weight, bytes) - 56usize];
+};
+impl Default for smol_packed_weight {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct smol_pack_cache {
+    pub abi_version: u32,
+    pub reserved: u32,
+    pub ud: *mut ::std::os::raw::c_void,
+    pub find: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            weight: *const smol_packed_weight,
+        ) -> *const ::std::os::raw::c_void,
+    >,
+    pub placed: ::std::option::Option<
+        unsafe extern "C" fn(
+            ud: *mut ::std::os::raw::c_void,
+            weight: *const smol_packed_weight,
+            data: *const ::std::os::raw::c_void,
+        ),
+    >,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of smol_pack_cache"][::std::mem::size_of::<smol_pack_cache>() - 32usize];
+    ["Alignment of smol_pack_cache"][::std::mem::align_of::<smol_pack_cache>() - 8usize];
+    ["Offset of field: smol_pack_cache::abi_version"]
+        [::std::mem::offset_of!(smol_pack_cache, abi_version) - 0usize];
+    ["Offset of field: smol_pack_cache::reserved"]
+        [::std::mem::offset_of!(smol_pack_cache, reserved) - 4usize];
+    ["Offset of field: smol_pack_cache::ud"][::std::mem::offset_of!(smol_pack_cache, ud) - 8usize];
+    ["Offset of field: smol_pack_cache::find"]
+        [::std::mem::offset_of!(smol_pack_cache, find) - 16usize];
+    ["Offset of field: smol_pack_cache::placed"]
+        [::std::mem::offset_of!(smol_pack_cache, placed) - 24usize];
+};
+impl Default for smol_pack_cache {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
 #[derive(Debug)]
 pub struct smol_matrix {
     _unused: [u8; 0],
@@ -6362,6 +6441,7 @@ unsafe extern "C" {
     pub fn smol_paging_set(pager: *const smol_pager) -> smol_status;
     pub fn smol_streaming_set(streamer: *const smol_streamer) -> smol_status;
     pub fn smol_paged_layout(type_: ggml_type, k: i64) -> *const smol_layout;
+    pub fn smol_pack_cache_set(cache: *const smol_pack_cache) -> smol_status;
     pub fn smol_matrix_new(
         params: *const smol_matrix_params,
         data: *const ::std::os::raw::c_void,

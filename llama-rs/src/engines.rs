@@ -16,6 +16,7 @@ use crate::graph_report::GraphCounter;
 use crate::layouts::LayoutOptions;
 use crate::observe::{self, ObserverGuard};
 use crate::options::{EngineOptions, LevelChoice, ReportTarget};
+use crate::pack_cache::PackCache;
 use crate::weight_stream::WeightStream;
 
 /// The layouts of models whose builder does not say.
@@ -23,6 +24,13 @@ static LAYOUTS: Mutex<Option<LayoutOptions>> = Mutex::new(None);
 
 /// The pager of mixtures whose builder does not say.
 static EXPERT_PAGER: Mutex<Option<ExpertPager>> = Mutex::new(None);
+
+/// The cache of packed weights of models whose builder does not say.
+static PACK_CACHE: Mutex<Option<PackCache>> = Mutex::new(None);
+
+pub(crate) fn pack_cache() -> Option<PackCache> {
+    PACK_CACHE.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
 
 /// The streaming of models whose builder does not say.
 static WEIGHT_STREAM: Mutex<Option<WeightStream>> = Mutex::new(None);
@@ -78,6 +86,7 @@ impl Engines {
         *LAYOUTS.lock().unwrap_or_else(PoisonError::into_inner) = Some(options.layouts.clone());
         *EXPERT_PAGER.lock().unwrap_or_else(PoisonError::into_inner) = options.pager.clone();
         *WEIGHT_STREAM.lock().unwrap_or_else(PoisonError::into_inner) = options.stream.clone();
+        *PACK_CACHE.lock().unwrap_or_else(PoisonError::into_inner) = options.pack_cache.clone();
         let wanted = &options.observe;
         let report = match &wanted.report {
             Some(target) => {

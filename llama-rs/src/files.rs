@@ -86,7 +86,7 @@ impl ModelFiles {
 }
 
 impl FileState {
-    fn of(path: &Path) -> Result<Self> {
+    pub(crate) fn of(path: &Path) -> Result<Self> {
         let failed = |error| Error::io(error, "cannot open the model", Some(path));
         let file = File::open(path).map_err(failed)?;
         let attributes = file.metadata().map_err(failed)?;

@@ -16,6 +16,7 @@ pub(crate) mod layouts;
 pub(crate) mod log;
 pub(crate) mod mapping;
 pub(crate) mod model;
+pub(crate) mod pack_cache;
 pub(crate) mod pager;
 pub(crate) mod panics;
 pub(crate) mod quantize;

@@ -16,6 +16,7 @@ use crate::expert_pager::ExpertPager;
 use crate::layouts::LayoutOptions;
 use crate::op::Op;
 use crate::weight_stream::WeightStream;
+use crate::pack_cache::PackCache;
 
 /// A configuration file is text written by hand; anything larger is another kind of file.
 const MAX_FILE_SIZE: u64 = 1 << 20;
@@ -53,6 +54,8 @@ pub struct EngineOptions {
     /// `[pager]`: experts that are read when they are needed; without the table all are in memory. Models without experts
     /// are loaded as ever.
     pub pager: Option<ExpertPager>,
+    /// `[pack_cache]`: a folder that keeps packed weights from one load to the next.
+    pub pack_cache: Option<PackCache>,
     /// `[stream]`: weights that are read from the file each time they are used; without the table all are in memory.
     /// Models whose experts are paged are not streamed.
     pub stream: Option<WeightStream>,

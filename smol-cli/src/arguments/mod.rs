@@ -3,6 +3,7 @@
 mod compute;
 mod layouts;
 mod load;
+mod pack_cache;
 mod pager;
 mod prompt;
 mod sampling;

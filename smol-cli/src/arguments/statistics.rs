@@ -1,9 +1,10 @@
 //! What the engines of a model have done, in reports and for people.
 
+use super::pack_cache::cache_line;
 use super::pager::pager_line;
 use super::stream::stream_line;
 use serde::Serialize;
-use smolmaxxing::{Model, PagerStatistics, StreamStatistics};
+use smolmaxxing::{Model, PackCacheStatistics, PagerStatistics, StreamStatistics};
 
 /// What the engines of a model have done; in JSON a field for each that it has.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -14,12 +15,19 @@ pub struct EngineStatistics {
     /// The weight stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatistics>,
+    /// The cache of packed weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<PackCacheStatistics>,
 }
 
 impl EngineStatistics {
     /// Those of a model since it was loaded.
     pub fn of(model: &Model) -> Self {
-        Self { pager: model.pager_statistics(), stream: model.stream_statistics() }
+        Self {
+            pager: model.pager_statistics(),
+            stream: model.stream_statistics(),
+            cache: model.pack_cache_statistics().cloned(),
+        }
     }
 
     /// What has been done since `earlier`.
@@ -29,6 +37,7 @@ impl EngineStatistics {
         Self {
             pager: pager.map(|(now, earlier)| now.since(earlier)),
             stream: stream.map(|(now, earlier)| now.since(earlier)),
+            cache: self.cache.clone(),
         }
     }
 
@@ -39,7 +48,11 @@ impl EngineStatistics {
 
     /// A line for each engine.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        let lines = [self.pager.as_ref().map(pager_line), self.stream.as_ref().map(stream_line)];
+        let lines = [
+            self.pager.as_ref().map(pager_line),
+            self.stream.as_ref().map(stream_line),
+            self.cache.as_ref().map(cache_line),
+        ];
         lines.into_iter().flatten()
     }
 }

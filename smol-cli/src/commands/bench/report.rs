@@ -94,6 +94,9 @@ impl Serialize for Row {
         if let Some(statistics) = &self.samples.engines.stream {
             map.serialize_entry("stream", statistics)?;
         }
+        if let Some(statistics) = &self.samples.engines.cache {
+            map.serialize_entry("cache", statistics)?;
+        }
         map.end()
     }
 }
