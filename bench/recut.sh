@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `smol recut --experts-last` against `cp`, both until all is on disk, in turn; then --punch and --fill of the copy.
+# `smol recut --experts-last` against `cp`, both until all is on disk, in changing order; then --punch and --fill of the copy.
 # Prints medians, smallest and largest of the rounds, and the peak memory of recut. The files go to the current folder, whose disk is
 # measured: three times the model's size.
 # Usage: bench/recut.sh MODEL [ROUNDS]   (a mixture of experts; `testkit moe` makes one; default: 7 rounds)
@@ -13,11 +13,16 @@ work=$(mktemp -d -p .)
 trap 'rm -rf "$work"' EXIT
 
 now() { date +%s.%N; }
-for _ in $(seq "$rounds"); do
-    rm -f "$work"/*.gguf; sync
-    start=$(now); cp "$model" "$work/copy.gguf"; sync "$work/copy.gguf"; copied=$(now)
-    rm -f "$work"/*.gguf; sync
-    middle=$(now)
+clear() { rm -f "$work"/*.gguf; sync; sleep 2; }
+copy() {
+    clear
+    local start; start=$(now)
+    cp "$model" "$work/copy.gguf"; sync "$work/copy.gguf"
+    cp_seconds=$(echo "$(now) - $start" | bc)
+}
+recut() {
+    clear
+    local start seen; start=$(now)
     "$smol" recut --experts-last "$model" "$work/last.gguf" > "$work/report" &
     peak=0
     while kill -0 $! 2> /dev/null; do
@@ -27,17 +32,23 @@ for _ in $(seq "$rounds"); do
         sleep 0.01
     done
     wait $!
-    echo "$start $copied $middle $(now) $peak"
+    recut_seconds=$(echo "$(now) - $start" | bc)
+}
+cat "$model" > /dev/null
+for round in $(seq "$rounds"); do
+    # What comes second finds a busier disk, so that they take turns at it.
+    if [ $((round % 2)) = 1 ]; then copy; recut; else recut; copy; fi
+    echo "$cp_seconds $recut_seconds $peak"
 done | python3 -c '
 import statistics, sys
 rows = [[float(word) for word in line.split()] for line in sys.stdin]
-cp, recut = [r[1] - r[0] for r in rows], [r[3] - r[2] for r in rows]
+cp, recut = [r[0] for r in rows], [r[1] for r in rows]
 def show(name, values, unit):
     print(f"{name:10} {statistics.median(values):8.2f} ({min(values):.2f}-{max(values):.2f}) {unit}")
 show("cp", cp, "s")
 show("recut", recut, "s")
 show("cp/recut", [a / b for a, b in zip(cp, recut)], "")
-show("memory", [r[4] / 1000 for r in rows], "MB")'
+show("memory", [r[2] / 1000 for r in rows], "MB")'
 cat "$work/report"
 
 "$smol" recut --experts-last --force "$model" "$work/last.gguf" > /dev/null
