@@ -49,20 +49,11 @@ pub(super) fn punch(file: &Path, copy: &Path, json: bool) -> Result<()> {
         )?;
         freed += punch.freed_bytes();
     }
-    let seconds = start.elapsed().as_secs_f64();
+    let done = Done { action: "punch", verb: "freed", file, files: files.len(), bytes: freed };
+    done.tell(&copy, total, start, json)?;
     if json {
-        return print_json(&json!({
-            "file": file.to_string_lossy(),
-            "copy": copy.first().path().map(Path::to_string_lossy),
-            "files": files.len(),
-            "expert_bytes": total,
-            "freed_bytes": freed,
-            "block": holes.block(),
-            "seconds": seconds,
-        }));
+        return Ok(());
     }
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}: {} freed in {seconds:.1} s", file.display(), bytes(freed))?;
     notice(format_args!(
         "{} can't be run now; `smol recut --fill` puts its experts back",
         file.display()
@@ -93,19 +84,40 @@ pub(super) fn fill(file: &Path, copy: &Path, json: bool) -> Result<()> {
         done += 2 * punch.expert_bytes();
     }
     work.bar.finish_and_clear();
-    let seconds = start.elapsed().as_secs_f64();
-    if json {
-        return print_json(&json!({
-            "file": file.to_string_lossy(),
-            "copy": copy.first().path().map(Path::to_string_lossy),
-            "files": files.len(),
-            "filled_bytes": total,
-            "seconds": seconds,
-        }));
+    let done = Done { action: "fill", verb: "put back", file, files: files.len(), bytes: missing };
+    done.tell(&copy, total, start, json)
+}
+
+/// What was done to the experts.
+struct Done<'a> {
+    action: &'static str,
+    verb: &'static str,
+    file: &'a Path,
+    files: usize,
+    /// The room that was given back or taken again.
+    bytes: u64,
+}
+
+impl Done<'_> {
+    fn tell(&self, copy: &Shards, experts: u64, start: Instant, as_json: bool) -> Result<()> {
+        let seconds = start.elapsed().as_secs_f64();
+        if as_json {
+            return print_json(&json!({
+                "action": self.action,
+                "file": self.file.to_string_lossy(),
+                "copy": copy.first().path().map(Path::to_string_lossy),
+                "files": self.files,
+                "expert_bytes": experts,
+                "bytes": self.bytes,
+                "seconds": seconds,
+            }));
+        }
+        let (file, verb) = (self.file.display(), self.verb);
+        let (room, experts) = (bytes(self.bytes), bytes(experts));
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{file}: {room} {verb}, of {experts} of experts, in {seconds:.1} s")?;
+        Ok(())
     }
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}: {} put back in {seconds:.1} s", file.display(), bytes(total))?;
-    Ok(())
 }
 
 /// Returns the files of the model, and its copy.

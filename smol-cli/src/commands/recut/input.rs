@@ -20,26 +20,44 @@ pub(super) struct Input {
     pub(super) name: PathBuf,
 }
 
-impl Input {
-    /// Opens the input: `-` is standard input.
-    pub(super) fn open(input: &OsStr, global: &Global, stop: &Arc<AtomicBool>) -> Result<Self> {
+/// What the command line names.
+pub(super) enum Source {
+    Pipe,
+    Url(String),
+    File(PathBuf),
+}
+
+impl Source {
+    /// Finds the input, fetching a model that is given by its name: `-` is standard input.
+    pub(super) fn find(input: &OsStr, global: &Global) -> Result<Self> {
         if input == "-" {
-            let name = PathBuf::from("standard input");
-            let file = Gguf::from_stream(&name, Interruptible::new(io::stdin(), stop)?)?;
-            let shards = Shards::assemble(vec![file]).with_context(|| {
-                Failure::new("a split model doesn't come through one pipe")
-                    .advice("give the name of one of its files")
-            })?;
-            return Ok(Self { shards, name });
+            return Ok(Self::Pipe);
         }
-        if let Some(url) = input.to_str().filter(|text| is_url(text)) {
-            return Ok(Self { shards: download(url, stop)?, name: url.into() });
+        match input.to_str().filter(|text| is_url(text)) {
+            Some(url) => Ok(Self::Url(url.to_owned())),
+            None => Ok(Self::File(model::resolve(input, global)?)),
         }
-        let path = model::resolve(input, global)?;
-        let shards = Shards::open(&path)?;
-        Ok(Self { shards, name: path })
     }
 
+    /// Reads the headers; `stop` breaks off waiting for them.
+    pub(super) fn open(self, stop: &Arc<AtomicBool>) -> Result<Input> {
+        match self {
+            Self::Pipe => {
+                let name = PathBuf::from("standard input");
+                let file = Gguf::from_stream(&name, Interruptible::new(io::stdin(), stop)?)?;
+                let shards = Shards::assemble(vec![file]).with_context(|| {
+                    Failure::new("a split model doesn't come through one pipe")
+                        .advice("give the name of one of its files")
+                })?;
+                Ok(Input { shards, name })
+            }
+            Self::Url(url) => Ok(Input { shards: download(&url, stop)?, name: url.into() }),
+            Self::File(path) => Ok(Input { shards: Shards::open(&path)?, name: path }),
+        }
+    }
+}
+
+impl Input {
     /// Returns the path of the model, if it is in files.
     pub(super) fn path(&self) -> Option<&Path> {
         (!self.shards.first().is_stream()).then_some(&*self.name)

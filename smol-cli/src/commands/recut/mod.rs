@@ -1,7 +1,13 @@
 //! `smol recut`: a GGUF file in another form, and the room of what two files hold.
 
+mod edits;
 mod experts;
+mod head;
+mod input;
+mod pattern;
+mod report;
 mod rewrite;
+mod setting;
 
 use crate::cli::Global;
 use crate::failure::Failure;
@@ -9,6 +15,7 @@ use crate::interrupt;
 use anyhow::{Context as _, Result};
 use clap::ArgGroup;
 use indicatif::ProgressBar;
+use smolmaxxing::ByteSize;
 use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -19,21 +26,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Rewrite a GGUF file, or free the room of experts that another file holds
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "smol recut --experts-last [OPTIONS] <IN> <OUT>\n       \
+    override_usage = "smol recut EDITS [OPTIONS] <IN> <OUT>\n       \
                       smol recut --punch|--fill <FILE> --copy <COPY> [OPTIONS]",
     group(ArgGroup::new("edits").multiple(true)),
     group(ArgGroup::new("in_place").args(["punch", "fill"]).conflicts_with_all(["edits", "input"]))
 )]
 pub struct Args {
-    /// The model: path of a .gguf file (any file of a split model), or name of a model
+    /// The model: path of a .gguf file (any file of a split model), name of a model, URL, or `-`
+    /// for standard input
     #[arg(value_name = "IN", required_unless_present = "in_place", requires = "edits")]
     input: Option<OsString>,
-    /// The file to write, in one piece
+    /// The file to write; with --split what the names of the files start with
     #[arg(value_name = "OUT", required_unless_present = "in_place")]
     output: Option<PathBuf>,
     /// Put routed experts behind all else, aligned for reads past the page cache
     #[arg(long, group = "edits", help_heading = "Edits")]
     experts_last: bool,
+    /// Write several files of about this size, such as 4GB, that load as one model
+    #[arg(long, group = "edits", value_name = "SIZE", help_heading = "Edits")]
+    split: Option<ByteSize>,
+    #[command(flatten)]
+    edits: edits::EditArgs,
+    #[command(flatten)]
+    head: head::HeadArgs,
     /// Replace OUT if it is there
     #[arg(short, long, conflicts_with = "in_place")]
     force: bool,

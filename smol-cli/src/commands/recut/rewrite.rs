@@ -1,125 +1,114 @@
 //! A changed copy of a model, in one sequential pass.
 
-use super::{Args, Work, explained, print_json};
+use super::input::Source;
+use super::report::Report;
+use super::{Args, Work, explained};
 use crate::cli::Global;
-use crate::failure::Failure;
-use crate::units::bytes;
-use crate::{model, progress, space};
+use crate::failure::{Failure, notice};
+use crate::{interrupt, progress, space};
 use anyhow::{Context as _, Result};
-use serde_json::json;
-use smol_gguf::{EXPERT_ALIGNMENT, Gguf, Rewriter, Shards};
+use smol_gguf::{Depth, ErrorKind, Gguf, Rewriter, Severity, Shards, SplitBy, check_shards};
 use std::ffi::OsStr;
-use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// What Ctrl-C leaves.
+const STOPPED: &str = "stopped; nothing was written";
 
 /// Writes the model as `args` say.
 pub(super) fn run(input: &OsStr, output: &Path, args: &Args, global: &Global) -> Result<()> {
-    let input = model::resolve(input, global)?;
-    let shards = Shards::open(&input)?;
+    // Before Ctrl-C is taken: fetching a model ends by itself.
+    let source = Source::find(input, global)?;
+    let stop = interrupt::stop_on_ctrl_c()?;
+    let start = Instant::now();
+    let input = source.open(&stop).map_err(|error| match is_stopped(&error) {
+        true => Failure::stopped(STOPPED).into(),
+        false => error,
+    })?;
     // Before anything is written: a part may be missing at the very end.
-    for (file, tensor) in shards.tensors() {
+    for (file, tensor) in input.shards.tensors() {
         file.file_offset(tensor)?;
     }
-    let mut plan = Rewriter::from_shards(&shards);
+    let added = args.edits.open_added()?;
+    let mut plan = Rewriter::from_shards(&input.shards);
+    args.edits.apply(&mut plan, &added)?;
+    // Before experts are put behind it.
+    let head = args.head.apply(&mut plan, &input.shards, input.path(), &stop)?;
+    let requantized = args.edits.requantize(&mut plan)?;
     if args.experts_last && !plan.experts_last() {
-        let message = format!("{} has no routed experts", input.display());
+        let message = format!("{} has no routed experts", input.name.display());
         return Err(Failure::new(message)
             .advice(
                 "--experts-last is for mixtures of experts; `smol inspect` shows a model's tensors",
             )
             .into());
     }
-    check_output(&shards, output, args.force)?;
-    let (tensors, len) = plan.writer()?.layout()?;
+    let files = layout(&plan, output, args)?;
+    let sources = || input.shards.iter().chain(added.iter().flat_map(Shards::iter));
+    for (path, _) in &files {
+        check_output(sources(), path, args.force)?;
+    }
+    let len = files.iter().map(|(_, len)| len).sum();
     let folder = space::folder_of(output);
-    space::check(folder, "the new file", len, "free some space, or write to another disk")?;
+    let what = if files.len() == 1 { "the new file" } else { "the new model" };
+    space::check(folder, what, len, "free some space, or write to another disk")?;
 
-    let start = Instant::now();
     let name = output.file_name().unwrap_or(output.as_os_str()).to_string_lossy();
-    let work = Work::new(progress::bytes(name, len))?;
-    let result = plan.write_file_with(output, |position| work.reached(position));
-    work.bar.finish_and_clear();
-    explained(result, "stopped; nothing was written")?;
-
-    let new = Gguf::read_header(output)?;
-    let seconds = start.elapsed().as_secs_f64();
-    let report = Report {
-        input: &input,
-        output,
-        size: len,
-        old_size: shards.file_len(),
-        front: new.experts_offset(),
-        tensors: tensors.len(),
-        experts: new.experts().count(),
-        aligned: aligned_experts(&new)?,
-        seconds,
+    let work = Work { bar: progress::bytes(name, len), stop };
+    let told = |position| work.reached(position);
+    let written = match args.split {
+        Some(size) => plan.write_split(prefix(output), SplitBy::Bytes(size.0), told).map(drop),
+        None => plan.write_file_with(output, told),
     };
-    if args.json { report.print_json() } else { report.print() }
+    work.bar.finish_and_clear();
+    explained(written, STOPPED)?;
+
+    let seconds = start.elapsed().as_secs_f64();
+    let new = Shards::read_headers(&files[0].0)?;
+    warn_about(&new);
+    let report = Report { input: &input, output, new: &new, head, requantized, seconds };
+    report.show(args.json)
 }
 
-struct Report<'a> {
-    input: &'a Path,
-    output: &'a Path,
-    size: u64,
-    old_size: u64,
-    /// Bytes before the experts.
-    front: Option<u64>,
-    tensors: usize,
-    /// Tensors of experts, and those of them that start at whole blocks of the disk.
-    experts: usize,
-    aligned: usize,
-    seconds: f64,
+/// Whether Ctrl-C has broken off reading.
+fn is_stopped(error: &anyhow::Error) -> bool {
+    let gguf = |cause: &(dyn std::error::Error + 'static)| {
+        cause
+            .downcast_ref::<smol_gguf::Error>()
+            .is_some_and(|e| matches!(e.kind(), ErrorKind::Stopped))
+    };
+    error.chain().any(gguf)
 }
 
-impl Report<'_> {
-    fn mb_per_s(&self) -> f64 {
-        self.size as f64 / 1e6 / self.seconds.max(1e-6)
-    }
-
-    fn print(&self) -> Result<()> {
-        let mut out = std::io::stdout().lock();
-        let speed = self.mb_per_s();
-        let (size, seconds) = (bytes(self.size), self.seconds);
-        writeln!(out, "{}: {size} in {seconds:.1} s ({speed:.0} MB/s)", self.output.display())?;
-        if let Some(front) = self.front {
-            let (size, front) = (bytes(self.size - front), bytes(front));
-            let (aligned, all) = (self.aligned, self.experts);
-            writeln!(
-                out,
-                "experts: {size} behind the first {front}, {aligned} of {all} tensors at whole blocks"
-            )?;
-        }
-        Ok(())
-    }
-
-    fn print_json(&self) -> Result<()> {
-        print_json(&json!({
-            "in": self.input.to_string_lossy(),
-            "out": self.output.to_string_lossy(),
-            "in_bytes": self.old_size,
-            "out_bytes": self.size,
-            "tensors": self.tensors,
-            "experts_offset": self.front,
-            "expert_tensors": self.experts,
-            "aligned_expert_tensors": self.aligned,
-            "seconds": self.seconds,
-            "mb_per_s": self.mb_per_s(),
-        }))
+/// Returns the files to write and their sizes.
+fn layout(plan: &Rewriter<'_>, output: &Path, args: &Args) -> Result<Vec<(PathBuf, u64)>> {
+    match args.split {
+        Some(size) => Ok(plan.split_layout(prefix(output), SplitBy::Bytes(size.0))?),
+        None => Ok(vec![(output.to_owned(), plan.writer()?.layout()?.1)]),
     }
 }
 
-/// Counts the tensors of experts that start where direct reads can.
-fn aligned_experts(file: &Gguf) -> Result<usize> {
-    let mut aligned = 0;
-    for (_, tensor) in file.experts() {
-        aligned += usize::from(file.file_offset(tensor)?.is_multiple_of(EXPERT_ALIGNMENT));
+/// Returns what the names of a split model's files start with.
+fn prefix(output: &Path) -> PathBuf {
+    let is_gguf = output.extension().is_some_and(|extension| extension == "gguf");
+    if is_gguf { output.with_extension("") } else { output.to_owned() }
+}
+
+/// Tells what would keep the new model from being loaded: it was asked for, but perhaps not meant.
+fn warn_about(new: &Shards) {
+    let report = check_shards(new, Depth::Header);
+    let faults = report.findings().iter().filter(|found| found.severity() == Severity::Error);
+    for fault in faults.take(3) {
+        notice(format_args!("the new model can't be run: {fault}"));
     }
-    Ok(aligned)
 }
 
 /// Refuses a place where no new file can or should be.
-fn check_output(shards: &Shards, output: &Path, force: bool) -> Result<()> {
+fn check_output<'a>(
+    mut sources: impl Iterator<Item = &'a Gguf>,
+    output: &Path,
+    force: bool,
+) -> Result<()> {
     let shown = output.display();
     let metadata = match std::fs::metadata(output) {
         Ok(metadata) => metadata,
@@ -142,7 +131,7 @@ fn check_output(shards: &Shards, output: &Path, force: bool) -> Result<()> {
     }
     let is_input =
         |file: &Gguf| file.path().is_some_and(|path| smol_gguf::is_same_file(path, output));
-    if shards.iter().any(is_input) {
+    if sources.any(is_input) {
         let failure = Failure::usage(format!("{shown} is the input itself"));
         return Err(failure.advice("write to another name, and rename it afterwards").into());
     }
