@@ -39,11 +39,15 @@ pub(crate) trait Watcher: Send + Sync {
     fn ended(&self, _run: usize) {}
 }
 
+/// Of each layer: what the model adds to the scores of its experts to choose by, if anything.
+pub(crate) type Corrections = Vec<Option<Vec<f32>>>;
+
 /// What the callbacks see.
 struct Shared {
     pager: Arc<Pager>,
     tensors: HashMap<String, PagedTensor>,
     bias: CacheBias,
+    corrections: Corrections,
     watchers: Vec<Arc<dyn Watcher>>,
     panicked: AtomicBool,
 }
@@ -84,12 +88,13 @@ impl PagedExperts {
         pager: Arc<Pager>,
         tensors: HashMap<String, PagedTensor>,
         bias: CacheBias,
+        corrections: Corrections,
         watchers: Vec<Arc<dyn Watcher>>,
     ) -> Self {
-        let biased = bias.bias > 0.0;
+        let biased = bias.is_active();
         let watched = !watchers.is_empty();
         let panicked = AtomicBool::new(false);
-        let shared = Box::new(Shared { pager, tensors, bias, watchers, panicked });
+        let shared = Box::new(Shared { pager, tensors, bias, corrections, watchers, panicked });
         let table = Box::new(sys::smol_pager {
             abi_version: sys::SMOL_ABI_VERSION,
             reserved: 0,
@@ -261,7 +266,8 @@ extern "C" fn on_order(
     };
     let resident = |expert| shared.pager.is_resident(layer as usize, expert);
     shared.contained(false, || {
-        shared.bias.order(gating, scores, resident, order);
+        let correction = shared.corrections.get(layer as usize).and_then(Option::as_deref);
+        shared.bias.order_corrected(gating, scores, correction, resident, order);
         true
     })
 }
@@ -355,3 +361,6 @@ extern "C" fn on_end(ud: *mut c_void, run: usize) -> bool {
     decoding::fail(error);
     false
 }
+
+#[cfg(test)]
+mod tests;

@@ -188,7 +188,12 @@ impl<'a> Paging<'a> {
             self.metadata,
             &self.routed.layers,
         ));
-        let experts = PagedExperts::new(pager, self.tensors, bias, watchers);
+        let corrections = if bias.is_active() {
+            routers::corrections(self.files.shards(), &self.routed.layers)
+        } else {
+            Vec::new()
+        };
+        let experts = PagedExperts::new(pager, self.tensors, bias, corrections, watchers);
         Ok(PagedModel { experts })
     }
 
