@@ -178,6 +178,7 @@ impl Gguf {
     }
 
     /// Returns the open file that tensor data is read from, if there is one.
+    #[cfg(target_os = "linux")]
     pub(crate) fn open_file(&self) -> Option<&File> {
         match &self.source {
             Source::File(file) => Some(file.file()),

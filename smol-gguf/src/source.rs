@@ -78,6 +78,7 @@ impl PositionedFile {
     }
 
     /// Returns the file, of which nobody may move the position.
+    #[cfg(target_os = "linux")]
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
