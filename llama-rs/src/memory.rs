@@ -200,7 +200,11 @@ impl<'a> Layers<'a> {
         // Gate and up, and one of them once more as a product's input: in 8 bits and scales.
         let inner = |width: u64| width.saturating_mul(2).saturating_add(width.div_ceil(3));
         let dense = inner(widest("feed_forward_length"));
-        let of_expert = n_embd.saturating_add(inner(widest("expert_feed_forward_length")));
+        // Without a width of their own experts are as wide as a dense layer.
+        let of_expert = match widest("expert_feed_forward_length") {
+            0 => n_embd.saturating_add(dense),
+            width => n_embd.saturating_add(inner(width)),
+        };
         let experts = widest("expert_used_count").saturating_mul(of_expert);
         dense.max(experts).saturating_add(n_embd.saturating_mul(4))
     }
@@ -308,8 +312,11 @@ mod tests {
         );
         assert_eq!(of_dense.compute, of_dense.activations + 511 * 4 * 1000);
         assert_eq!(of_dense.in_use(), of_dense.kv_cache + of_dense.activations);
-        metadata.set("llama.expert_feed_forward_length", 768u32);
         metadata.set("llama.expert_used_count", 4u32);
+        let wide = Layers::new(&metadata).estimate(&request(2048)).activations;
+        let more = 4 * (576 + 1536 * 7 / 3) - 1536 * 7 / 3;
+        assert_eq!(wide, of_dense.activations + 512 * 4 * more);
+        metadata.set("llama.expert_feed_forward_length", 768u32);
         let of_mixture = Layers::new(&metadata).estimate(&request(2048));
         let more = 4 * (576 + 768 * 7 / 3) - 1536 * 7 / 3;
         assert_eq!(of_mixture.activations, of_dense.activations + 512 * 4 * more);
