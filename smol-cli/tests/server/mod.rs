@@ -1,5 +1,7 @@
 //! A web server with one file and chosen faults.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
