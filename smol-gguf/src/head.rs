@@ -101,8 +101,11 @@ impl<'a> Rewriter<'a> {
         let shape = [head.shape()[0], rows.len() as u64];
         let (kept, ty) = (rows.clone(), head.ty());
         let some_rows = move |all: Rows<'_>, out: &mut dyn Write| {
-            let kept = all.iter().filter(|(row, _)| kept.binary_search(row).is_ok());
-            Ok(out.write_all(&kept.flat_map(|(_, bytes)| bytes).copied().collect::<Vec<u8>>())?)
+            let mut bytes = Vec::with_capacity(all.bytes().len());
+            for (_, row) in all.iter().filter(|(row, _)| kept.binary_search(row).is_ok()) {
+                bytes.extend_from_slice(row);
+            }
+            Ok(out.write_all(&bytes)?)
         };
         match own {
             Some(_) => self.convert(OUTPUT, &shape, ty, some_rows)?,

@@ -316,7 +316,7 @@ fn grammar_exhausted() -> Error {
     Error::new(
         ErrorKind::Grammar,
         "the grammar leaves no token to choose: no token of the vocabulary continues the text, or those that do are \
-         banned by the logit bias",
+         banned by the logit bias or left out of the model's pruned vocabulary head",
     )
 }
 
