@@ -1,7 +1,7 @@
 //! Decides where a model's weights are: all in memory or mapped, paged, or streamed.
 
 use smol_engine::expert::PoolSize;
-use smol_gguf::Metadata;
+use smol_gguf::{Metadata, Value};
 
 use crate::context_builder::{UBATCH, UBATCH_PAGED};
 use crate::error::Result;
@@ -15,6 +15,9 @@ use crate::plan::{
     Weights, program_bytes, usable_ram,
 };
 use crate::weight_stream::WeightStream;
+
+/// Bytes of a pager's threads and tables.
+const PAGER_BYTES: u64 = 2 << 20;
 
 /// What was asked for.
 #[derive(Clone, Copy)]
@@ -61,6 +64,13 @@ pub(crate) fn context_estimate(
     move |n_ctx, n_ubatch| planned.estimate(metadata, n_tensors, n_ctx, n_ubatch)
 }
 
+/// Bytes of what a pager has beside its pool: the routers once more, to guess what they will choose, and its tables.
+fn router_bytes(routed: &RoutedExperts, metadata: &Metadata) -> u64 {
+    let width = metadata.arch_get("embedding_length").and_then(Value::as_u64).unwrap_or(0);
+    let experts: u64 = routed.layers.iter().map(|layer| u64::from(layer.experts)).sum();
+    experts.saturating_mul(width).saturating_mul(4).saturating_add(PAGER_BYTES)
+}
+
 /// Decides for a model, whose weights this thread has [chosen](crate::ffi::layouts::choose) layouts for. `routed` are the
 /// experts that may be paged.
 pub(crate) fn decide(
@@ -86,7 +96,8 @@ pub(crate) fn decide(
         pool_floor: pool.or(floor),
         stream: wishes.may_stream.then(StreamWishes::default),
         n_ctx: wishes.planned.n_ctx(metadata),
-        program: program_bytes(metadata, files.shards().tensors().count() as u64),
+        program: program_bytes(metadata, files.shards().tensors().count() as u64)
+            .saturating_add(routed.map_or(0, |routed| router_bytes(routed, metadata))),
     };
     let context = context_estimate(files, metadata, wishes.planned);
     if let Some(stream) = wishes.stream {
