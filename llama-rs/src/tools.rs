@@ -2,15 +2,14 @@
 
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 pub use ggml_sys::tools::Tool;
-use smol_engine::expert::Pager;
 
+use crate::engines::Engines;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::{exit, log};
 use crate::options::EngineOptions;
-use crate::paging;
+use crate::{paging, streaming};
 
 /// Runs a tool with the arguments of a program, the first being its name, and returns its exit code.
 ///
@@ -29,8 +28,11 @@ pub fn run(tool: Tool, args: &[CString], options: Option<&EngineOptions>) -> Res
     if let Some(options) = options {
         check_options(options)?;
         let mut engines = options.install()?;
-        if options.pager.is_some() {
-            engines.set_pager(page(tool, &mut args, options)?);
+        let tables = [("pager", options.pager.is_some()), ("stream", options.stream.is_some())];
+        for (table, wanted) in tables {
+            if wanted && read_on_demand(tool, &mut args, options, table, &mut engines)? {
+                break;
+            }
         }
         // The tool prints in its own way.
         log::uninstall();
@@ -44,27 +46,38 @@ pub fn run(tool: Tool, args: &[CString], options: Option<&EngineOptions>) -> Res
     Ok(code)
 }
 
-/// Sets up the pager of the model that the tool will load. The tool is told not to map the file, which would read all of it.
-fn page(
+/// Sets up the pager or the stream of the model that the tool will load, whichever `table` of the options is about; whether
+/// the model can have it. The tool is told not to map the file, which would read all of it.
+fn read_on_demand(
     tool: Tool,
     args: &mut Vec<CString>,
     options: &EngineOptions,
-) -> Result<Option<Arc<Pager>>> {
-    let refused = |message: String| Error::new(ErrorKind::Config, format!("pager: {message}"));
+    table: &str,
+    engines: &mut Engines,
+) -> Result<bool> {
+    let refused = |message: String| Error::new(ErrorKind::Config, format!("{table}: {message}"));
     if tool.name() == Tool::QUANTIZE.name() {
-        return Err(refused(format!("{tool} computes nothing with experts")));
+        return Err(refused(format!("{tool} computes nothing with weights")));
     }
     let path = model_path(args).map_err(refused)?;
     let own = |arg: &CString| LOAD_MODES.iter().any(|mode| arg.as_bytes() == mode.as_bytes());
     if let Some(arg) = args.iter().find(|arg| own(arg)) {
         let arg = arg.to_string_lossy();
-        return Err(refused(format!("experts are not mapped; leave {arg} out")));
+        return Err(refused(format!("weights are not mapped; leave {arg} out")));
     }
-    let pager = paging::page_for_upstream(&path, options)?;
-    if pager.is_some() {
+    let found = if table == "pager" {
+        let pager = paging::page_for_upstream(&path, options)?;
+        engines.set_pager(pager.clone());
+        pager.is_some()
+    } else {
+        let stream = streaming::stream_for_upstream(&path, options)?;
+        engines.set_stream(stream.clone());
+        stream.is_some()
+    };
+    if found {
         args.splice(1..1, [c"--load-mode".to_owned(), c"none".to_owned()]);
     }
-    Ok(pager)
+    Ok(found)
 }
 
 /// Options of the tools that say how the file gets into memory.

@@ -93,6 +93,13 @@ FILE is TOML; every key may be left out, unknown ones are errors:
   warm = \"FILE\"         # trace whose most used experts are read at load
   verify = false        # read twice and compare
 
+  [stream]              # other models: read weights each time they are used
+  resident = \"auto\"     # weights that stay in memory: a size
+  zone = \"auto\"         # memory for those that are read
+  readers = 4           # threads that read
+  io = \"auto\"           # or buffered: through the page cache
+  verify = false        # read twice and compare
+
   [observe]
   report = \"FILE\"       # JSON report on the computed graphs; \"-\" is standard error
   ops = [\"MUL_MAT\"]     # operations whose nodes are counted; default: all

@@ -104,6 +104,8 @@ fn bad_configurations_are_refused_before_the_tool_starts() {
         ("[pager]\npolicy = \"mru\"", "line 2: pager.policy: unknown variant `mru`"),
         ("pager.readers = 0", "line 1: pager.readers: is 0 but must be 1 to 64"),
         ("pager = true", "line 1: pager: invalid type: boolean `true`"),
+        ("[stream]\nzone = 0", "line 2: stream.zone: is 0, which holds no weights"),
+        ("[stream]\nbudget = 1", "line 2: stream.budget: unknown field"),
         ("[cpu]\nlevel = \"vax\"", "line 2: cpu.level: this build has no CPU level `vax`"),
         ("[cpu", "line 1: `[cpu`: "),
     ] {
@@ -145,6 +147,20 @@ fn a_paged_mixture_says_the_same() {
 }
 
 #[test]
+fn a_streamed_model_says_the_same() {
+    let fixture = Fixture::new();
+    let plain = fixture.complete(&[]);
+    fixture.write("c.toml", "[stream]\nreaders = 2\n[observe]\nreport = \"r.json\"");
+    assert_eq!(fixture.complete(&["--smol-config", "c.toml"]), plain);
+    let stream = &fixture.report("r.json")["stream"];
+    assert!(stream["passes"].as_u64().unwrap() >= GRAPHS, "{stream}");
+    assert!(stream["bytes_read"].as_u64().unwrap() > 0, "{stream}");
+    let args = ["-m", "tiny.gguf", "--mmap", "--smol-config", "c.toml"];
+    let (_, stderr) = fixture.run("llama-completion", &args, 2);
+    assert!(stderr.contains("stream: weights are not mapped; leave --mmap out"), "{stderr}");
+}
+
+#[test]
 fn models_without_experts_are_loaded_as_ever() {
     let fixture = Fixture::new();
     let plain = fixture.complete(&[]);
@@ -171,7 +187,7 @@ fn our_options_are_explained_and_checked() {
     for tool in ["llama-bench", "llama-perplexity", "llama-quantize", "llama-completion"] {
         let (stdout, _) = fixture.run(tool, &["--smol-help"], 0);
         assert!(stdout.starts_with(tool) && stdout.contains("[observe]"), "{stdout}");
-        assert!(stdout.contains("[pager]") && stdout.contains("{ slots = N }"), "{stdout}");
+        assert!(stdout.contains("[stream]") && stdout.contains("{ slots = N }"), "{stdout}");
         let (_, stderr) = fixture.run(tool, &["--smol-config"], 2);
         assert_eq!(stderr, format!("{tool}: --smol-config needs a file\n"));
     }
