@@ -94,7 +94,7 @@ unsafe fn weight_of(weight: *const sys::smol_packed_weight) -> Weight {
         name: name.to_string_lossy().into_owned(),
         layout: layout.to_string_lossy().into_owned(),
         version: weight.version,
-        ty: weight.type_ as u32,
+        ty: weight.type_,
         shape: weight.ne.map(i64::cast_unsigned),
         bytes: weight.bytes as u64,
     }

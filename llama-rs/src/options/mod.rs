@@ -15,8 +15,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::expert_pager::ExpertPager;
 use crate::layouts::LayoutOptions;
 use crate::op::Op;
-use crate::weight_stream::WeightStream;
 use crate::pack_cache::PackCache;
+use crate::weight_stream::WeightStream;
 
 /// A configuration file is text written by hand; anything larger is another kind of file.
 const MAX_FILE_SIZE: u64 = 1 << 20;
