@@ -39,6 +39,12 @@ pub struct Args {
     /// The file to write; with --split what the names of the files start with
     #[arg(value_name = "OUT", required_unless_present = "in_place")]
     output: Option<PathBuf>,
+    /// Replace OUT if it is there
+    #[arg(short, long, conflicts_with = "in_place")]
+    force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
     /// Put routed experts behind all else, aligned for reads past the page cache
     #[arg(long, group = "edits", help_heading = "Edits")]
     experts_last: bool,
@@ -49,9 +55,6 @@ pub struct Args {
     edits: edits::EditArgs,
     #[command(flatten)]
     head: head::HeadArgs,
-    /// Replace OUT if it is there
-    #[arg(short, long, conflicts_with = "in_place")]
-    force: bool,
     /// Free the room of the experts in FILE, which COPY holds too; FILE can't be run any more
     #[arg(long, value_name = "FILE", requires = "copy", help_heading = "Freed experts")]
     punch: Option<PathBuf>,
@@ -61,9 +64,6 @@ pub struct Args {
     /// A file with the same experts, such as the result of `--experts-last`
     #[arg(long, value_name = "COPY", requires = "in_place", help_heading = "Freed experts")]
     copy: Option<PathBuf>,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 /// Does one of the two.
