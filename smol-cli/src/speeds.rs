@@ -54,7 +54,7 @@ impl RamSpeed {
     pub fn measure() -> Self {
         let cpu = Cpu::probe();
         let threads = cpu.default_threads();
-        let available = Memory::probe().usable().unwrap_or(u64::MAX);
+        let available = Memory::probe().usable().unwrap_or(1 << 30);
         let bytes = (available / 8).clamp(*RAM_BYTES.start(), *RAM_BYTES.end());
         let speed = read_bandwidth(bytes as usize, threads, RAM_BUDGET);
         Self { cpu: cpu.name.unwrap_or_default(), threads, mb_s: rounded(speed / 1e6, 0) }
