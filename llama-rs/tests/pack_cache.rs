@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use llama_rs::gguf::TensorType;
 use llama_rs::{
-    Batch, CacheState, ErrorKind, LayoutOptions, LoadMode, Model, PackCache, PackCacheStatistics,
-    SeqId, Token, WeightKernel,
+    Batch, CacheState, ErrorKind, ExpertPager, LayoutOptions, LoadMode, Model, PackCache,
+    PackCacheStatistics, PoolBudget, SeqId, Token, WeightKernel,
 };
 use tempfile::TempDir;
 use testkit::tiny::{self, Arch, TinyOptions};
@@ -138,7 +138,7 @@ fn types_of_this_library_are_cached_on_every_cpu() {
     assert_eq!(file.sources, [place.model.canonicalize().unwrap()]);
     assert_eq!(file.bytes, fs::metadata(place.file()).unwrap().len());
     drop(place.load(place.cache()));
-    // Experts that stay in a mapped file are not packed, all others are.
+    // What is not packed is mapped from the model's file then.
     let mapped = Model::builder(&place.model).load_mode(LoadMode::Mmap).pack_cache(place.cache());
     let mapped = mapped.load().unwrap();
     assert!(statistics(&mapped).hits > 0);
@@ -250,6 +250,36 @@ fn a_load_that_is_cancelled_keeps_nothing() {
     assert!(!place.cache().exists());
     // The thread is free of it.
     assert_eq!(fresh(&place.model).pack_cache_statistics(), None);
+}
+
+#[test]
+fn paged_experts_are_read_packed() {
+    let place = Place::new(Arch::LlamaMoe, TensorType::TQ2_0);
+    let mut pager = ExpertPager::default();
+    pager.budget = PoolBudget::Slots(4);
+    let builder = || Model::builder(&place.model).expert_pager(pager.clone());
+    let expected = logits(&builder().load().unwrap());
+    let load = |verify: bool| {
+        let mut cache = PackCache::new(place.cache());
+        cache.verify = verify;
+        let model = builder().pack_cache(cache).load().unwrap();
+        assert_eq!(logits(&model), expected);
+        assert!(model.pager_statistics().unwrap().misses > 0);
+        *statistics(&model).experts.unwrap()
+    };
+    let cold = load(false);
+    assert!(cold.hits == 0 && cold.misses > 0 && cold.written_mb > 0.0, "{cold:?}");
+    let warm = load(false);
+    assert_eq!((warm.hits, warm.misses, warm.written_mb), (cold.misses, 0, 0.0));
+    // What is resident has a file of its own.
+    assert_eq!(fs::read_dir(place.cache()).unwrap().count(), 2);
+
+    let mut bytes = fs::read(&warm.file).unwrap();
+    bytes[4096] ^= 1;
+    fs::write(&warm.file, bytes).unwrap();
+    let again = load(true);
+    assert!(again.hits == 0 && again.note.unwrap().contains("is damaged"));
+    assert_eq!(load(true).misses, 0);
 }
 
 #[test]
