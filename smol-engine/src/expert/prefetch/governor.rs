@@ -17,7 +17,7 @@ use super::PrefetchCounts;
 ///   while they were read.
 ///
 /// The balance of time saved and lost is watched from then on, and the comparison is made again
-/// now and then. After a failure the next trial comes after a pause, twice as long each time.
+/// now and then, more seldom each time it passes. After a failure the next trial comes after a pause, twice as long each time.
 ///
 /// A value without a clock or thread: tokens are its time.
 #[derive(Debug, Clone)]
@@ -32,6 +32,8 @@ pub struct Governor {
     without: f64,
     /// Length of the next pause in tokens.
     pause: u32,
+    /// Tokens for which it stays on after the next trial that it passes.
+    steady: u32,
     /// Cost for each gain with which it stays on.
     limit: f64,
     /// The last window in which it was on cost more.
@@ -64,8 +66,9 @@ const EARLY: u32 = 4;
 const HOPELESS: (f64, f64) = (1.5, 2.0);
 /// Tokens of the first pause, and of the longest.
 const PAUSES: (u32, u32) = (64, 2048);
-/// Tokens after which the comparison is made again.
-const STEADY: u32 = 1024;
+/// Tokens after which the comparison is made again, at first and at most: what made a token wait
+/// while it was off may have been something else, and then it is on by mistake.
+const STEADY: (u32, u32) = (128, 1024);
 /// What a wasted read costs later, in reads: some of the experts it put out are needed again.
 const PUT_OUT: f64 = 0.125;
 /// Wait, as part of that without prefetching, up to which a trial passes and from which it fails:
@@ -84,6 +87,7 @@ impl Governor {
             tokens: 0,
             without: 0.0,
             pause: PAUSES.0,
+            steady: STEADY.0,
             limit: 1.0,
             doubt: false,
             in_batch: false,
@@ -137,7 +141,8 @@ impl Governor {
                 } else if self.left == 0 {
                     if window.wait <= CLEAR.0 * without || window.cost <= window.gain {
                         self.limit = (WORSE * window.cost / window.gain.max(window.read)).max(1.0);
-                        self.enter(Phase::On, STEADY, now);
+                        self.enter(Phase::On, self.steady, now);
+                        self.steady = (self.steady * 2).min(STEADY.1);
                     } else {
                         self.fail(now);
                     }
@@ -190,6 +195,7 @@ impl Governor {
     fn fail(&mut self, now: &PrefetchCounts) {
         self.enter(Phase::Pause, self.pause, now);
         self.pause = (self.pause * 2).min(PAUSES.1);
+        self.steady = STEADY.0;
     }
 
     fn window(&self, now: &PrefetchCounts) -> Window {
