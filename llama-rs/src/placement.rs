@@ -17,7 +17,7 @@ use crate::plan::{
 use crate::weight_stream::WeightStream;
 
 /// Bytes of a pager's threads and tables.
-const PAGER_BYTES: u64 = 4 << 20;
+const PAGER_BYTES: u64 = 6 << 20;
 
 /// What was asked for.
 #[derive(Clone, Copy)]

@@ -8,7 +8,7 @@ use super::context::vocab_len;
 /// Bytes of a program that has not computed yet: code, and what it has read so far.
 const START_BYTES: u64 = 14 << 20;
 /// Bytes that computing with any model adds: the rest of the code, stacks, work buffers of threads.
-const AT_WORK_BYTES: u64 = 6 << 20;
+const AT_WORK_BYTES: u64 = 4 << 20;
 /// Bytes for each tensor of a model: its names, and the nodes of the graph that it is part of.
 const TENSOR_BYTES: u64 = 18 << 10;
 /// Bytes of a token in a loaded vocabulary: its text, twice, and lookup tables.
