@@ -5,11 +5,14 @@ use super::*;
 #[test]
 fn every_architecture_zone_and_head_gives_the_same_logits() {
     for arch in Arch::ALL {
+        let mut heads = 0;
         for tied in [true, false] {
             let folder = TempDir::new().unwrap();
             let options = TinyOptions { tied: Some(tied), ..of_type(TensorType::Q4_K) };
             let path = write(&folder, arch, &options);
-            let resident = plain(&path).load().unwrap();
+            // Some architectures know one kind of head only.
+            let Ok(resident) = plain(&path).load() else { continue };
+            heads += 1;
             // The number of threads decides last bits of attention over long prompts.
             let runs = [(1, 1), (1, 4), (600, 1), (600, 4)];
             let expected = runs.map(|(prompt, threads)| logits(&resident, threads, prompt, 3));
@@ -25,6 +28,8 @@ fn every_architecture_zone_and_head_gives_the_same_logits() {
                 assert!(statistics.passes > 0 && statistics.bytes_read > 0, "{statistics:?}");
             }
         }
+        let both = matches!(arch, Arch::Llama | Arch::Qwen3);
+        assert!(heads == 2 || (heads == 1 && !both), "{arch:?}");
     }
 }
 
