@@ -3,8 +3,8 @@
 use crate::cache::Cache;
 use crate::catalogue::Catalogue;
 use crate::commands::{
-    bench, cache, chat, completions, doctor, inspect, kernels, models, perplexity, plan, pull, recut, run,
-    tokenize, trace, vocab,
+    bench, cache, chat, completions, doctor, inspect, kernels, models, perplexity, plan, pull,
+    recut, run, tokenize, trace, vocab,
 };
 use anyhow::Result;
 use clap::{Parser, Subcommand};

@@ -133,7 +133,8 @@ fn servers_give_what_files_give() {
     folder.recut(&["--experts-last", "model.gguf", "file.gguf"], 0);
     let expected = fs::read(folder.path("file.gguf")).unwrap();
     let third = folder.bytes.len() / 3;
-    let cases: [(&str, fn(usize, usize) -> Answer); 3] = [
+    type Case = (&'static str, fn(usize, usize) -> Answer);
+    let cases: [Case; 3] = [
         ("properly", |_, _| Answer::All),
         (
             "with breaks",
@@ -179,7 +180,8 @@ fn ranges_pass_by_what_is_left_out() {
 #[test]
 fn servers_that_fail_leave_nothing() {
     let folder = Folder::new(Arch::Llama, TensorType::F16);
-    let cases: [(&str, fn(usize) -> Answer); 2] =
+    type Case = (&'static str, fn(usize) -> Answer);
+    let cases: [Case; 2] =
         [("HTTP status 404", |_| Answer::Status(404)), ("/model.gguf: ", |_| Answer::Cut(0))];
     for (words, answer) in cases {
         let server = Server::start(folder.bytes.clone(), answer);

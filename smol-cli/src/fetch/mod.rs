@@ -17,9 +17,9 @@ use crate::progress;
 use crate::space;
 use anyhow::{Context as _, Result};
 use part_file::PartFile;
-pub use stream::HttpStream;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+pub use stream::HttpStream;
 
 /// Why a source did not give the file.
 enum Error {
