@@ -96,10 +96,13 @@ mod measured {
             let args = [&["-c", "2048"], args].concat();
             let (planned, peak) = compare(&bench, &path, &args);
             println!("{arch:?} {args:?}: {planned:.1} MB planned, {peak:.1} MB at the peak");
-            // The program, which is a large part here, differs from build to build; a pager's tables are planned for
-            // larger models.
-            let program = if args.contains(&"--ram") { 8.0 } else { 4.0 };
-            let close = (planned / peak - 1.0).abs() < 0.05 || (planned - peak).abs() < program;
+            let close = if args.contains(&"--ram") {
+                // So even a text uses few of the experts, so that the pool does not get full.
+                peak <= planned && planned <= 60.0 * 1.048_576
+            } else {
+                // The program, which is a large part here, differs from build to build.
+                (planned / peak - 1.0).abs() < 0.05 || (planned - peak).abs() < 4.0
+            };
             assert!(close, "{arch:?} {args:?}: {planned} MB planned, {peak} MB at the peak");
         }
     }
