@@ -95,7 +95,6 @@ mod measured {
             tiny::write(&path, arch, &options).unwrap();
             let args = [&["-c", "2048"], args].concat();
             let (planned, peak) = compare(&bench, &path, &args);
-            println!("{arch:?} {args:?}: {planned:.1} MB planned, {peak:.1} MB at the peak");
             let close = if args.contains(&"--ram") {
                 // So even a text uses few of the experts, so that the pool does not get full.
                 peak <= planned && planned <= 60.0 * 1.048_576

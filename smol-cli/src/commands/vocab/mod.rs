@@ -10,7 +10,7 @@ use clap::Subcommand;
 use std::process::ExitCode;
 
 pub use ids::read_ids;
-pub use texts::{Selected, select};
+pub use texts::select;
 
 /// Choose the tokens that a model should be able to write
 #[derive(Debug, clap::Args)]
