@@ -1,0 +1,171 @@
+"""Runs and tables of bench/memory.sh, which makes the models and the fences; see there."""
+import json
+import os
+import statistics
+import time
+
+import fences
+from fences import MIB, Died, attempt, flash, prompt_file, ram, run, say, set_read_ahead, smol_run, stock, table
+
+options = fences.parse(names="packed small large corpus")
+parts = options.parts.split(",")
+
+
+def spread(values, digits=2):
+    values = sorted(values)
+    return f"{statistics.median(values):.{digits}f} ({values[0]:.{digits}f}-{values[-1]:.{digits}f})"
+
+
+def read_aheads():
+    return (128, 8192) if options.read_ahead else (None,)
+
+
+def part_stock(state):
+    rows = []
+    for kilobytes in read_aheads():
+        if kilobytes:
+            set_read_ahead(kilobytes)
+
+        def measure():
+            speed, read = stock(state["prompt"], options.tokens, memory=True, disk=True)
+            state.setdefault("stock", {})[kilobytes] = speed
+            return [f"stock, mmap, read-ahead {kilobytes or 'as it is'} KB", speed, read]
+        attempt(rows, f"stock, read-ahead {kilobytes}", measure)
+    table(f"Stock in {options.limit / 1e6:.0f} MB, disk {state['flash']:.0f} MB/s", ["run", "tokens/s", "MB a token"], rows)
+
+
+def streamed(state, speed, **fence):
+    """A row: what a streamed model does, and what the disk allows."""
+    report = smol_run(state["prompt"], options.tokens, "--ram", f"{ram()}MiB", memory=True, **fence)
+    stream = report.get("stream")
+    if not stream:
+        raise Died("the model is not streamed: it fits")
+    bound = speed / stream["mb_per_pass"]
+    got = report["generation_tps"]
+    return got, [f"smol --ram {ram()}MiB", got, stream["mb_per_pass"], bound, f"{100 * got / bound:.0f} %",
+                 stream["wait_ms_per_pass"], stream["zone_mb"], report["peak_rss_mb"]]
+
+
+COLUMNS = ["run", "tokens/s", "MB a token", "bound, tokens/s", "of the bound", "wait, ms a token", "zone, MB", "peak, MB"]
+
+
+def part_stream(state):
+    rows = []
+    for kilobytes in read_aheads():
+        if kilobytes:
+            set_read_ahead(kilobytes)
+
+        def measure():
+            got, row = streamed(state, state["flash"], disk=True)
+            if kilobytes in state.get("stock", {}):
+                row[0] += f", {got / state['stock'][kilobytes]:.1f} times stock"
+            row[0] += f", read-ahead {kilobytes} KB"
+            return row
+        attempt(rows, f"stream, read-ahead {kilobytes}", measure)
+    table(f"Streamed in {options.limit / 1e6:.0f} MB, disk {state['flash']:.0f} MB/s", COLUMNS, rows)
+
+
+def part_open(state):
+    """The disk as fast as it is: its direct reads are the bound, or computing."""
+    rows, speed = [], flash_unthrottled()
+
+    def measure():
+        return streamed(state, speed)[1]
+
+    def resident():
+        got = smol_run(state["prompt"], options.tokens, cold=False)
+        return ["all in memory", got["generation_tps"], 0.0]
+    attempt(rows, "stream, disk not throttled", measure)
+    attempt(rows, "resident", resident)
+    table(f"Disk not throttled: {speed:.0f} MB/s of direct reads", COLUMNS, rows)
+
+
+def flash_unthrottled():
+    _, _, read, seconds = run(["dd", f"if={options.model}", "of=/dev/null", "bs=4M", "count=250", "iflag=direct"])
+    return read / seconds
+
+
+def part_cache(_state):
+    """Loads of a packed model: packing, writing a cache, mapping it; and stock's start with a memory map."""
+    folder = os.path.join(options.folder, "packed")
+    command = [options.smol, "run", "-m", options.packed, "--raw", "-p", "Once", "-n", "1", "-c", "256", "-t",
+               str(options.threads), "--temp", "0", "--json"]
+    program = os.path.join(options.stock, "llama-completion")
+    stocks = [program, "-m", options.packed, "-p", "Once", "-n", "1", "-c", "256", "-t", str(options.threads), "--temp", "0",
+              "-no-cnv", "--no-warmup", "-nr"]
+    got = {"without": [], "warm": [], "stock": []}
+    loads = {"without": [], "warm": []}
+
+    def once(name, argv):
+        start = time.monotonic()
+        out = run(argv, cold=False)[0]
+        got[name].append(time.monotonic() - start)
+        if name in loads:
+            loads[name].append(json.loads(out)["load_s"])
+    try:
+        run([options.smol, "cache", "clear", "--pack-cache", folder], cold=False)
+        start = time.monotonic()
+        run([*command, "--pack-cache", folder], cold=False)
+        first = time.monotonic() - start
+        for _ in range(options.rounds):
+            once("without", command)
+            once("warm", [*command, "--pack-cache", folder])
+            if os.access(program, os.X_OK):
+                once("stock", stocks)
+    except Died as error:
+        say(str(error))
+        return
+    rows = [["without a cache", spread(loads["without"]), spread(got["without"])],
+            ["cold: packs and writes", "", f"{first:.2f}"],
+            ["warm", spread(loads["warm"]), spread(got["warm"])]]
+    if got["stock"]:
+        rows.append(["stock, mmap, not packed", "", spread(got["stock"])])
+    table(f"{os.path.getsize(options.packed) / 1e6:.0f} MB in the page cache", ["run", "load, s", "whole program with one token, s"],
+          rows)
+
+
+def part_head(_state):
+    """Pruned heads: speed of generation by turns, and bits per byte of text."""
+    rows = []
+    corpus = options.corpus or prompt_file("head-corpus.txt", 0, 28000)
+    text = prompt_file("head-text.txt", 28000, 20000)
+    for path, keep in ((options.small, 16384), (options.large, 65536)):
+        name = os.path.basename(path)
+
+        def measure():
+            pruned = os.path.join(options.folder, f"pruned-{keep}.gguf")
+            run([options.smol, "recut", path, pruned, "--head-from", corpus, "--keep", str(keep), "--force"], cold=False)
+            ratios, speeds = [], {path: [], pruned: []}
+            for index in range(options.rounds):
+                for model in (path, pruned) if index % 2 else (pruned, path):
+                    out = run([options.smol, "bench", "-m", model, "-p", "0", "-n", "48", "-r", "3", "-t",
+                               str(options.threads), "--json"], cold=False)[0]
+                    speeds[model].append(statistics.median(json.loads(out)[0]["samples_ts"]))
+                ratios.append(speeds[pruned][-1] / speeds[path][-1])
+            bits = []
+            for model in (path, pruned):
+                out = run([options.smol, "perplexity", "-m", model, "-f", text, "-c", "512", "--json"], cold=False)[0]
+                bits.append(json.loads(out))
+            outside = bits[1].get("outside_tokens", 0)
+            return [f"{name}, {keep} rows", spread(speeds[path], 1), spread(speeds[pruned], 1), spread(ratios),
+                    bits[0]["bits_per_byte"], bits[1]["bits_per_byte"], f"{outside} tokens",
+                    os.path.getsize(path) / 1e6, os.path.getsize(pruned) / 1e6]
+        attempt(rows, f"head of {name}", measure)
+    table("Pruned heads", ["model", "full, tokens/s", "pruned, tokens/s", "ratio", "bits per byte", "pruned, of kept text",
+                           "outside", "file, MB", "pruned, MB"], rows)
+
+
+def main():
+    state = {"prompt": prompt_file("prompt.txt", 15000, 300), "flash": flash()}
+    print(f"{os.path.basename(options.model)}: {os.stat(options.model).st_size / 1e6:.0f} MB; {options.threads} threads; "
+          f"disk {state['flash']:.0f} MB/s; memory {options.limit / MIB:.0f} MiB", flush=True)
+    for part in parts:
+        if part in {"stock", "stream", "open"} and not options.in_memory:
+            say(f"{part}: left out, it needs a memory cgroup")
+        elif part == "stock" and not os.access(os.path.join(options.stock, "llama-completion"), os.X_OK):
+            say(f"stock: left out, no llama-completion in {options.stock} (ci/stock.sh llama-completion)")
+        else:
+            globals()["part_" + part](state)
+
+
+main()
