@@ -1,6 +1,6 @@
 //! Reports on standard output: as text, or as one line of JSON.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -22,11 +22,12 @@ fn write<T: Serialize>(
 ) -> Result<()> {
     if json {
         serde_json::to_writer(&mut *out, report)?;
-        writeln!(out).context("cannot write the output")?;
+        writeln!(out)?;
     } else {
-        text(out).context("cannot write the output")?;
+        text(out)?;
     }
-    out.flush().context("cannot write the output")
+    // Errors without a word about where are known to be of the output (failure.rs).
+    Ok(out.flush()?)
 }
 
 #[cfg(test)]
