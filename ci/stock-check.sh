@@ -63,7 +63,8 @@ done
 
 # About 7,000 tokens, however long the documentation gets.
 text=target/perplexity.txt
-cat README.md docs/*.md | head -c 24000 > "$text"
+cat README.md docs/*.md > "$text"
+truncate -s 24000 "$text"
 for name in smollm2-135m gemma3-270m; do
     model=$(path_of "$name")
     stock=$(target/stock/bin/llama-perplexity -m "$model" -f "$text" -c 256 -t 2 2>&1 |
