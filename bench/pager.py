@@ -121,7 +121,7 @@ def part_resident(state):
     speeds = {"prompt": [], "generation": []}
 
     def bench(*flags):
-        out = run([options.smol, "bench", "-m", options.model, "-p", "512", "-n", "128", "-r", "8", "-t",
+        out = run([options.smol, "bench", "-m", options.model, "-p", "512", "-n", "128", "-r", "14", "-t",
                    str(options.threads), "--json", *flags], cold=False)[0]
         # The pager reads in the first repetitions what it lacks.
         return {"prompt" if test["n_prompt"] else "generation": statistics.median(test["samples_ts"][-3:])
