@@ -4,7 +4,7 @@
 #include "dispatch.h"
 #include "guard.h"
 #include "packed.h"
-#include "placeholders.h"
+#include "weights_elsewhere.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -35,7 +35,7 @@ struct Paged {
 
 void smol_paged_init(ggml_backend_buffer_type * buft) {
     paged_buft = buft;
-    smol::Placeholders<Paged>::init(buft);
+    smol::WeightsElsewhere<Paged>::init(buft);
 }
 
 bool smol_paged_takes(const char * name, smol_paged_place * place) {

@@ -3,7 +3,7 @@
 
 #include "guard.h"
 #include "packed.h"
-#include "placeholders.h"
+#include "weights_elsewhere.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -53,7 +53,7 @@ bool smol_streamed_any(void) {
 
 void smol_streamed_init(ggml_backend_buffer_type * buft) {
     streamed_buft = buft;
-    smol::Placeholders<Streamed>::init(buft);
+    smol::WeightsElsewhere<Streamed>::init(buft);
 }
 
 bool smol_streamed_takes(const char * name, ggml_op op, smol_stream_place * place) {

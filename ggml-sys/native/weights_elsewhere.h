@@ -12,7 +12,7 @@ namespace smol {
 
 // `Kind` has: `Extra`, what `extra` of a tensor points to; `NAME` of the type; `REFUSAL`, why no tensor can be read or
 // written as a whole; and `fill`, which makes the extra of a tensor that is loaded, or says that it is none of the kind.
-template <typename Kind> class Placeholders {
+template <typename Kind> class WeightsElsewhere {
   public:
     static void init(ggml_backend_buffer_type * buft) {
         buft->iface.get_name = [](ggml_backend_buffer_type_t) { return Kind::NAME; };
