@@ -95,11 +95,8 @@ impl<'a> Paging<'a> {
         routed: &'a RoutedExperts,
         io: IoChoice,
     ) -> Result<Self> {
-        let mut opened: Vec<Arc<dyn ReadAt>> = Vec::new();
-        for path in files.paths() {
-            let file = DirectFile::open_with(path, io).map_err(|error| error_of(error.into()))?;
-            opened.push(Arc::new(file));
-        }
+        let opened = DirectFile::open_all(files.paths(), io);
+        let opened = opened.map_err(|error| error_of(error.into()))?;
         let (layers, tensors) = (Vec::new(), HashMap::new());
         let mut paging = Self { files, opened, metadata, routed, layers, tensors };
         for (index, layer) in routed.layers.iter().enumerate() {

@@ -97,12 +97,8 @@ impl Streaming {
         names: &[S],
         options: &WeightStream,
     ) -> Result<Self> {
-        let mut opened: Vec<Arc<dyn ReadAt>> = Vec::new();
-        for path in files.paths() {
-            let file =
-                DirectFile::open_with(path, options.io).map_err(|error| error_of(error.into()))?;
-            opened.push(Arc::new(file));
-        }
+        let opened = DirectFile::open_all(files.paths(), options.io);
+        let opened = opened.map_err(|error| error_of(error.into()))?;
         let untied = files.shards().tensor(HEAD).is_some();
         let mut streaming = Self { opened, tensors: Vec::new(), places: HashMap::new() };
         for name in names {

@@ -8,7 +8,7 @@ use super::run::Stop;
 use super::state::{Job, Poll, State};
 use super::watch::{ReadDone, ReadWatch};
 use super::{Error, PagerStatistics, Result};
-use crate::io::arena::{self, Region};
+use crate::io::arena::{self, Buffers, Region};
 use crate::io::readers::{self, Readers, WatchedFile};
 use crate::io::{self, DirectFile, Mode, ReadAt};
 use std::fmt;
@@ -113,12 +113,6 @@ struct Budget {
     now: u64,
 }
 
-/// A reader's own memory.
-struct Buffers {
-    bounce: Option<Region>,
-    second: Option<Region>,
-}
-
 impl Pager {
     /// Opens files as [`PagerConfig::io`] says and makes a pager of the experts in them.
     ///
@@ -129,11 +123,7 @@ impl Pager {
         layers: Vec<ExpertLayer>,
         config: &PagerConfig,
     ) -> Result<Arc<Self>> {
-        let mut files: Vec<Arc<dyn ReadAt>> = Vec::new();
-        for path in paths {
-            files.push(Arc::new(DirectFile::open_with(path, config.io)?));
-        }
-        Self::new(files, layers, config)
+        Self::new(DirectFile::open_all(paths, config.io)?, layers, config)
     }
 
     /// Makes a pager of the experts in open files. Nothing is read yet.
@@ -148,17 +138,11 @@ impl Pager {
         config: &PagerConfig,
     ) -> Result<Arc<Self>> {
         let plan = Arc::new(Plan::new(&files, &layers, config)?);
-        let memory = |room: usize| {
-            let failed = |source| Error::Memory { bytes: room as u64, source };
-            let mut regions = arena::allocate(&[room], plan.alignment).map_err(failed)?;
-            Ok(regions.pop().filter(|_| room > 0))
-        };
-        let ring = (0..plan.ring).map(|_| memory(plan.ring_room)).collect::<Result<Vec<_>>>()?;
-        let mut buffers = Vec::new();
-        for _ in 0..plan.readers {
-            let (bounce, second) = (memory(plan.bounce_room)?, memory(plan.second_room)?);
-            buffers.push(Buffers { bounce, second });
-        }
+        let failed = |(room, source)| Error::Memory { bytes: room as u64, source };
+        let ring = (0..plan.ring).map(|_| arena::room(plan.ring_room, plan.alignment));
+        let ring = ring.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let rooms = (plan.bounce_room, plan.second_room);
+        let buffers = Buffers::of_readers(plan.readers, rooms, plan.alignment).map_err(failed)?;
 
         let residency = Arc::new(Residency::new(layers.iter().map(|layer| layer.experts).sum()));
         let ring = ring.into_iter().flatten();

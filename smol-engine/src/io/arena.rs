@@ -45,6 +45,32 @@ pub(crate) fn allocate(lens: &[usize], alignment: usize) -> io::Result<Vec<Regio
     Ok(regions)
 }
 
+/// Takes one region of so many bytes; none for 0. An error comes with the bytes.
+pub(crate) fn room(len: usize, alignment: usize) -> Result<Option<Region>, (usize, io::Error)> {
+    let mut regions = allocate(&[len], alignment).map_err(|error| (len, error))?;
+    Ok(regions.pop().filter(|_| len > 0))
+}
+
+/// A reader's own memory.
+pub(crate) struct Buffers {
+    pub(crate) bounce: Option<Region>,
+    /// For a second read to compare with.
+    pub(crate) second: Option<Region>,
+}
+
+impl Buffers {
+    /// Takes the memory of all readers; `rooms` are the bytes of the two buffers.
+    pub(crate) fn of_readers(
+        readers: usize,
+        (bounce, second): (usize, usize),
+        alignment: usize,
+    ) -> Result<Vec<Self>, (usize, io::Error)> {
+        let of_one =
+            || Ok(Self { bounce: room(bounce, alignment)?, second: room(second, alignment)? });
+        (0..readers).map(|_| of_one()).collect()
+    }
+}
+
 /// A part of a block that belongs to its holder alone.
 pub(crate) struct Region {
     ptr: NonNull<u8>,

@@ -1,6 +1,6 @@
 //! Positioned reads that go past the page cache where the file system lets them.
 
-use super::{AlignedBuf, Error, Result};
+use super::{AlignedBuf, Error, ReadAt, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::{File, Metadata};
@@ -8,6 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Alignments that are tried, in order. Smaller ones than 4096 are accepted by some file
@@ -130,6 +131,17 @@ impl DirectFile {
     /// If the file cannot be opened, is not a regular file, or its first bytes cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, IoChoice::Auto)
+    }
+
+    /// Opens several files as [`open_with`](Self::open_with) does, for an engine that reads from them.
+    ///
+    /// # Errors
+    /// If one of them cannot be opened.
+    pub fn open_all<P: AsRef<Path>>(
+        paths: impl IntoIterator<Item = P>,
+        choice: IoChoice,
+    ) -> Result<Vec<Arc<dyn ReadAt>>> {
+        paths.into_iter().map(|path| Ok(Arc::new(Self::open_with(path, choice)?) as _)).collect()
     }
 
     /// Opens `path` to be read as `choice` says.

@@ -8,6 +8,8 @@ mod aligned;
 pub(crate) mod arena;
 mod direct;
 mod error;
+#[cfg(test)]
+pub(crate) mod in_memory;
 mod punch;
 pub(crate) mod queue;
 pub(crate) mod readers;

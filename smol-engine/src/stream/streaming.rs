@@ -5,7 +5,7 @@ use super::plan::{Plan, READS};
 use super::state::{Begun, Job, Loaded, Poll, State};
 use super::statistics::ratio;
 use super::{Error, Result, Stop, StreamStatistics, rows};
-use crate::io::arena::{self, Region};
+use crate::io::arena::Buffers;
 use crate::io::readers::{self, Readers, WatchedFile};
 use crate::io::zones::{Zone, Zones};
 use crate::io::{self, DirectFile, Mode, ReadAt};
@@ -108,12 +108,6 @@ struct Locked {
     over: bool,
 }
 
-/// A reader's own memory.
-struct Buffers {
-    bounce: Option<Region>,
-    second: Option<Region>,
-}
-
 impl Stream {
     /// Opens files as [`StreamConfig::io`] says and makes a stream of the tensors in them.
     ///
@@ -124,11 +118,7 @@ impl Stream {
         tensors: Vec<StreamTensor>,
         config: &StreamConfig,
     ) -> Result<Arc<Self>> {
-        let mut files: Vec<Arc<dyn ReadAt>> = Vec::new();
-        for path in paths {
-            files.push(Arc::new(DirectFile::open_with(path, config.io)?));
-        }
-        Self::new(files, tensors, config)
+        Self::new(DirectFile::open_all(paths, config.io)?, tensors, config)
     }
 
     /// Makes a stream of the tensors in open files. Nothing is read yet.
@@ -153,16 +143,9 @@ impl Stream {
         reads: &[usize],
     ) -> Result<Arc<Self>> {
         let plan = Arc::new(Plan::new(&files, &tensors, config, reads)?);
-        let memory = |room: usize| -> Result<Option<Region>> {
-            let failed = |source| Error::Memory { bytes: room as u64, source };
-            let mut regions = arena::allocate(&[room], plan.alignment).map_err(failed)?;
-            Ok(regions.pop().filter(|_| room > 0))
-        };
-        let mut buffers = Vec::new();
-        for _ in 0..plan.readers {
-            let (bounce, second) = (memory(plan.bounce_room)?, memory(plan.second_room)?);
-            buffers.push(Buffers { bounce, second });
-        }
+        let failed = |(room, source)| Error::Memory { bytes: room as u64, source };
+        let rooms = (plan.bounce_room, plan.second_room);
+        let buffers = Buffers::of_readers(plan.readers, rooms, plan.alignment).map_err(failed)?;
         let hash: fn(&Zone) -> u64 = |zone| xxh3_64(zone);
         let state = State::new(Arc::clone(&plan), 0, config.verify.then_some(hash));
         let mut locked = Locked {

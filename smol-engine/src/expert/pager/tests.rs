@@ -2,50 +2,9 @@
 
 use super::*;
 use crate::expert::{Packer, PoolSize};
+use crate::io::in_memory::{InMemory, Inverts};
 
 const LEN: usize = 48;
-
-#[derive(Debug)]
-struct Memory(Vec<u8>, Mode);
-
-impl ReadAt for Memory {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
-        let start = (offset as usize).min(self.0.len());
-        // A short read now and then.
-        let len = buf.len().min(self.0.len() - start);
-        let len = if len > 32 && offset.is_multiple_of(32) { 32 } else { len };
-        buf[..len].copy_from_slice(&self.0[start..start + len]);
-        Ok(len)
-    }
-
-    fn alignment(&self) -> usize {
-        16
-    }
-
-    fn len(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn path(&self) -> &Path {
-        Path::new("memory")
-    }
-
-    fn mode(&self) -> &Mode {
-        &self.1
-    }
-
-    fn check_unchanged(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-struct Inverts;
-
-impl Packer for Inverts {
-    fn pack(&self, plain: &[u8], packed: &mut [u8]) {
-        packed.iter_mut().zip(plain).for_each(|(to, from)| *to = !from);
-    }
-}
 
 /// Makes a pager of one layer of 6 experts with a plain and a packed tensor, on the floor.
 fn pager() -> (Arc<Pager>, Vec<u8>) {
@@ -60,7 +19,7 @@ fn pager() -> (Arc<Pager>, Vec<u8>) {
     };
     let tensors = vec![tensor(0), tensor(1)];
     let layers = vec![ExpertLayer { block: 0, experts: 6, used: 2, tensors }];
-    let files: Vec<Arc<dyn ReadAt>> = vec![Arc::new(Memory(data.clone(), Mode::Direct))];
+    let files: Vec<Arc<dyn ReadAt>> = vec![Arc::new(InMemory(data.clone(), Mode::Direct))];
     let config = PagerConfig { readers: 2, verify: true, ..PagerConfig::default() };
     let budget = Pager::least_budget(&files, &layers, &config).unwrap();
     let config = PagerConfig { budget, ..config };

@@ -1,50 +1,9 @@
 //! What memory is read and written by whom, small enough for Miri.
 
 use super::*;
+use crate::io::in_memory::{InMemory, Inverts};
 use crate::stream::Packer;
 use std::sync::Barrier;
-
-#[derive(Debug)]
-struct Memory(Vec<u8>, Mode);
-
-impl ReadAt for Memory {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
-        let start = (offset as usize).min(self.0.len());
-        // A short read now and then.
-        let len = buf.len().min(self.0.len() - start);
-        let len = if len > 32 && offset.is_multiple_of(64) { 32 } else { len };
-        buf[..len].copy_from_slice(&self.0[start..start + len]);
-        Ok(len)
-    }
-
-    fn alignment(&self) -> usize {
-        16
-    }
-
-    fn len(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn path(&self) -> &Path {
-        Path::new("memory")
-    }
-
-    fn mode(&self) -> &Mode {
-        &self.1
-    }
-
-    fn check_unchanged(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-struct Inverts;
-
-impl Packer for Inverts {
-    fn pack(&self, plain: &[u8], packed: &mut [u8]) {
-        packed.iter_mut().zip(plain).for_each(|(to, from)| *to = !from);
-    }
-}
 
 const ROWS: [u64; 5] = [20, 3, 12, 25, 1];
 const ROW: usize = 16;
@@ -70,7 +29,7 @@ fn stream(zone: impl Fn(u64) -> u64, verify: bool) -> (Arc<Stream>, Vec<u8>) {
     };
     let tensors: Vec<_> = ROWS.into_iter().enumerate().map(tensor).collect();
     let data: Vec<u8> = (0..offset + 3).map(|i| (i * 7) as u8).collect();
-    let files: Vec<Arc<dyn ReadAt>> = vec![Arc::new(Memory(data.clone(), Mode::Direct))];
+    let files: Vec<Arc<dyn ReadAt>> = vec![Arc::new(InMemory(data.clone(), Mode::Direct))];
     let mut config = StreamConfig { readers: 2, verify, ..StreamConfig::default() };
     config.zone = zone(Plan::least(&files, &tensors, &config, &[64]));
     (Stream::with_reads(files, tensors, &config, &[64]).unwrap(), data)
