@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,12 +180,7 @@ impl Shared {
 
     /// Runs `call`; a panic, which would be a fault of ours, ends the runs of this pager.
     fn contained<T>(&self, otherwise: T, call: impl FnOnce() -> T) -> T {
-        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-            if !self.panicked.swap(true, Ordering::AcqRel) {
-                tracing::error!("expert pager: {}", panics::message(&*panic));
-            }
-            otherwise
-        })
+        panics::contained("expert pager", &self.panicked, otherwise, call)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -129,12 +128,7 @@ impl Shared {
 
     /// Runs `call`; a panic, which would be a fault of ours, ends the runs of this stream.
     fn contained<T>(&self, otherwise: T, call: impl FnOnce() -> T) -> T {
-        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-            if !self.panicked.swap(true, Ordering::AcqRel) {
-                tracing::error!("streamed weights: {}", panics::message(&*panic));
-            }
-            otherwise
-        })
+        panics::contained("streamed weights", &self.panicked, otherwise, call)
     }
 
     fn rows(&self, tensor: u32, ids: &[u32], out: &mut [u8]) -> bool {
