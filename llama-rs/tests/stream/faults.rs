@@ -1,7 +1,5 @@
 //! What happens to files, and what is asked for that can't be.
 
-use std::time::Duration;
-
 use super::*;
 use llama_rs::{CancelToken, ErrorKind, ExpertPager, LoadMode};
 
@@ -41,24 +39,7 @@ fn a_file_that_changes_ends_the_decode_with_an_error() {
         let folder = TempDir::new().unwrap();
         let path = write(&folder, Arch::Llama, &of_type(TensorType::F16));
         let model = plain(&path).weight_stream(least(&path, plain)).load().unwrap();
-        let mut context = model.context().n_ctx(256).threads(2, 2).build().unwrap();
-        let step = |context: &mut llama_rs::Context, n: i32| {
-            context.decode(&Batch::sequence(&[Token(n * 7 % 500)], n, SeqId(0))).map(drop)
-        };
-        step(&mut context, 0).unwrap();
-        if truncate {
-            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-            file.set_len(100_000).unwrap();
-        } else {
-            let other = folder.path().join("other");
-            std::fs::copy(&path, &other).unwrap();
-            std::fs::rename(&other, &path).unwrap();
-        }
-        // The identity is checked about once a second.
-        std::thread::sleep(Duration::from_millis(1100));
-        let error = (1..200).try_for_each(|n| step(&mut context, n)).unwrap_err();
-        assert_eq!(error.kind(), &ErrorKind::FileChanged, "{error}");
-        assert!(error.to_string().contains("model.gguf"), "{error}");
+        decode_while_the_file_changes(&model, &path, truncate);
     }
 }
 
@@ -68,14 +49,7 @@ fn a_cancelled_decode_returns_and_the_next_one_works() {
     let path = write(&folder, Arch::Llama, &of_type(TensorType::F16));
     let expected = logits(&plain(&path).load().unwrap(), 1, 20, 5);
     let model = plain(&path).weight_stream(least(&path, plain)).load().unwrap();
-    let cancel = CancelToken::new();
-    let mut context = model.context().n_ctx(1024).cancel(&cancel).build().unwrap();
-    let tokens: Vec<_> = (0..600).map(|n| Token(n * 37 % 600)).collect();
-    cancel.cancel();
-    let error = context.decode(&Batch::sequence(&tokens, 0, SeqId(0))).unwrap_err();
-    assert_eq!(error.kind(), &ErrorKind::Cancelled);
-    drop(context);
-    assert!(logits(&model, 1, 20, 5) == expected);
+    cancel_a_decode(&model, &expected);
 }
 
 #[test]

@@ -206,3 +206,47 @@ impl Packer for Reversed {
         rest.fill(0xab);
     }
 }
+
+/// A file on a real file system, and the ways in which it may become another one.
+pub struct ChangingFile {
+    folder: tempfile::TempDir,
+    data: Vec<u8>,
+}
+
+impl ChangingFile {
+    /// Number of changes.
+    pub const CHANGES: usize = 3;
+
+    pub fn new(data: &[u8]) -> Self {
+        let beside = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+        let folder = tempfile::tempdir_in(beside).unwrap();
+        Self { folder, data: data.to_owned() }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("model.gguf")
+    }
+
+    /// Writes the file as it is meant to be.
+    pub fn write(&self) {
+        std::fs::write(self.path(), &self.data).unwrap();
+    }
+
+    /// Replaces it by another one, cuts it, or writes to it.
+    pub fn change(&self, number: usize) {
+        let writable = || std::fs::File::options().write(true).open(self.path()).unwrap();
+        match number {
+            0 => {
+                let other = self.folder.path().join("other.gguf");
+                std::fs::write(&other, &self.data).unwrap();
+                std::fs::rename(other, self.path()).unwrap();
+            }
+            1 => writable().set_len(20_000).unwrap(),
+            _ => {
+                // Times of modification have the grain of the kernel's clock.
+                std::thread::sleep(Duration::from_millis(20));
+                io::Write::write_all(&mut writable(), b"other bytes").unwrap();
+            }
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! Files that fail, stop short, lie or change.
 
+use crate::files::ChangingFile;
 use crate::fixture::{Outcome, Random, SIZES, Shape, eventually, layer};
 use smol_engine::expert::{Error, Packer, Pager, PagerConfig};
 use smol_engine::io::{self, ReadAt};
@@ -261,44 +262,23 @@ fn dropping_while_reads_are_in_flight() {
 
 #[test]
 fn a_replaced_or_truncated_file_is_refused() {
-    use std::io::Write as _;
     let (layers, len) = Shape::SMALL.layers();
     let data = crate::fixture::Fake::new(len, 1).data.clone();
-    let folder = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
-    let path = folder.path().join("model.gguf");
-    let write = |name: &std::path::Path| {
-        std::fs::File::create(name).unwrap().write_all(&data).unwrap();
-    };
-    let faults: [&dyn Fn(); 3] = [
-        &|| {
-            let other = folder.path().join("other.gguf");
-            write(&other);
-            std::fs::rename(other, &path).unwrap();
-        },
-        &|| {
-            let file = std::fs::File::options().write(true).open(&path).unwrap();
-            file.set_len(20_000).unwrap();
-        },
-        &|| {
-            // Times of modification have the grain of the kernel's clock.
-            std::thread::sleep(Duration::from_millis(20));
-            let mut file = std::fs::File::options().write(true).open(&path).unwrap();
-            file.write_all(b"other bytes").unwrap();
-        },
-    ];
-    for fault in faults {
-        write(&path);
+    let file = ChangingFile::new(&data);
+    let path = file.path();
+    for change in 0..ChangingFile::CHANGES {
+        file.write();
         let pager = Pager::open([&path], layers.clone(), &PagerConfig::default()).unwrap();
         assert!(layer(&pager, &data, RUN, 0, &[1, 2]));
         pager.end(RUN).unwrap();
-        fault();
+        file.change(change);
         layer_of_anything(&pager, 2);
         let error = pager.end(RUN).unwrap_err();
         assert!(matches!(error, Error::Io(io::Error::Changed { .. })), "{error:?}");
         assert!(error.to_string().contains("model.gguf"), "{error}");
     }
     // Without a name it is still the same.
-    write(&path);
+    file.write();
     let pager = Pager::open([&path], layers, &PagerConfig::default()).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert!(layer(&pager, &data, RUN, 0, &[1, 2]));

@@ -1,6 +1,6 @@
 //! Files that fail, stop short, lie or change.
 
-use crate::files::{Fake, Outcome, Random, eventually};
+use crate::files::{ChangingFile, Fake, Outcome, Random, eventually};
 use crate::fixture::{MIXED, ORDER, bytes, compute, pass, small, stream, tensors};
 use smol_engine::io::{self, ReadAt};
 use smol_engine::stream::{Error, Packer, Stream, StreamConfig};
@@ -246,37 +246,16 @@ fn dropping_while_reads_are_in_flight() {
 
 #[test]
 fn a_replaced_or_truncated_file_is_refused() {
-    use std::io::Write as _;
     let (tensors, len) = tensors(MIXED);
     let data = Fake::new(len, 1).data.clone();
-    let folder = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
-    let path = folder.path().join("model.gguf");
-    let write = |name: &std::path::Path| {
-        std::fs::File::create(name).unwrap().write_all(&data).unwrap();
-    };
-    let faults: [&dyn Fn(); 3] = [
-        &|| {
-            let other = folder.path().join("other.gguf");
-            write(&other);
-            std::fs::rename(other, &path).unwrap();
-        },
-        &|| {
-            let file = std::fs::File::options().write(true).open(&path).unwrap();
-            file.set_len(20_000).unwrap();
-        },
-        &|| {
-            // Times of modification have the grain of the kernel's clock.
-            std::thread::sleep(Duration::from_millis(20));
-            let mut file = std::fs::File::options().write(true).open(&path).unwrap();
-            file.write_all(b"other bytes").unwrap();
-        },
-    ];
+    let file = ChangingFile::new(&data);
+    let path = file.path();
     let config = StreamConfig { zone: 1_000_000, ..StreamConfig::default() };
-    for fault in faults {
-        write(&path);
+    for change in 0..ChangingFile::CHANGES {
+        file.write();
         let stream = Stream::open([&path], tensors.clone(), &config).unwrap();
         pass(&stream, &data, RUN, &ORDER, 1);
-        fault();
+        file.change(change);
         if stream.begin(RUN, &ORDER).is_some() {
             (0..ORDER.len()).for_each(|index| _ = stream.wait(RUN, index));
         }
@@ -285,7 +264,7 @@ fn a_replaced_or_truncated_file_is_refused() {
         assert!(error.to_string().contains("model.gguf"), "{error}");
     }
     // Without a name it is still the same.
-    write(&path);
+    file.write();
     let stream = Stream::open([&path], tensors, &config).unwrap();
     std::fs::remove_file(&path).unwrap();
     pass(&stream, &data, RUN, &ORDER, 1);
