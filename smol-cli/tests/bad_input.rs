@@ -231,7 +231,11 @@ fn models_without_read_permission() {
     let folder = bench.folder.path();
     // Root may read everything: the program runs as another user there, from where that may go.
     let smol = folder.join("smol");
-    std::fs::copy(env!("CARGO_BIN_EXE_smol"), &smol).unwrap();
+    // By another process: one that other tests start meanwhile would inherit the open copy, and what is open to be
+    // written can't be run.
+    let copied =
+        std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_smol")).arg(&smol).status();
+    assert!(copied.unwrap().success());
     std::fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
     std::fs::set_permissions(&bench.model, Permissions::from_mode(0o000)).unwrap();
     let mut command = std::process::Command::new(smol);

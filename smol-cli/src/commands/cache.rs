@@ -1,13 +1,13 @@
 //! `smol cache`: the folder of packed weights.
 
 use crate::failure::Failure;
+use crate::report::print;
 use crate::table::table;
 use crate::units::bytes;
 use anyhow::Result;
 use clap::Subcommand;
 use serde::Serialize;
 use smolmaxxing::{CacheFile, CacheState, PackCache};
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -102,12 +102,6 @@ fn list(args: &List) -> Result<()> {
     cache.verify = args.verify;
     let files: Vec<_> = cache.list()?.into_iter().map(Row::from).collect();
     let total = files.iter().map(|row| row.bytes).sum();
-    let mut out = std::io::stdout().lock();
-    if args.folder.json {
-        serde_json::to_writer(&mut out, &Listed { files, bytes: total })?;
-        writeln!(out)?;
-        return Ok(());
-    }
     let cells = |row: &Row| {
         let name = row.file.rsplit('/').next().unwrap_or_default().to_owned();
         let state = match &row.reason {
@@ -117,23 +111,19 @@ fn list(args: &List) -> Result<()> {
         vec![name, state, row.weights.to_string(), bytes(row.bytes)]
     };
     let rows: Vec<_> = files.iter().map(cells).collect();
-    if !rows.is_empty() {
-        write!(out, "{}", table(&["file", "state", "weights", "size"], 2, rows))?;
-    }
-    writeln!(out, "{} in {}", bytes(total), args.folder.pack_cache.display())?;
-    Ok(())
+    print(args.folder.json, &Listed { files, bytes: total }, |out| {
+        if !rows.is_empty() {
+            write!(out, "{}", table(&["file", "state", "weights", "size"], 2, rows))?;
+        }
+        writeln!(out, "{} in {}", bytes(total), args.folder.pack_cache.display())
+    })
 }
 
 fn clear(args: &Clear) -> Result<()> {
     let (files, freed) = args.folder.cache()?.clear()?;
-    let mut out = std::io::stdout().lock();
-    if args.folder.json {
-        serde_json::to_writer(&mut out, &Cleared { files, bytes: freed })?;
-        writeln!(out)?;
-    } else {
-        writeln!(out, "removed {files} files, {}", bytes(freed))?;
-    }
-    Ok(())
+    print(args.folder.json, &Cleared { files, bytes: freed }, |out| {
+        writeln!(out, "removed {files} files, {}", bytes(freed))
+    })
 }
 
 impl From<CacheFile> for Row {

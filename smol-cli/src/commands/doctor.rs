@@ -3,13 +3,13 @@
 use crate::cache::Cache;
 use crate::catalogue::Catalogue;
 use crate::cli::Global;
+use crate::report::print;
 use crate::speeds::{DiskSpeed, RamSpeed, SpeedFile};
 use crate::units::bytes;
 use anyhow::Result;
 use serde::Serialize;
 use smol_engine::machine::{Cluster, Cpu, Machine, Memory, cpu_features};
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -145,13 +145,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         cache: cache.folder().to_owned(),
         models: model_reports(&catalogue, &cache, usable),
     };
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", text(&report))?;
-    }
+    print(args.json, &report, |out| write!(out, "{}", text(&report)))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,6 +3,7 @@
 use crate::arguments::{ComputeArgs, LayoutArgs, PagerArgs};
 use crate::cli::Global;
 use crate::model::ModelArg;
+use crate::report::print;
 use crate::speeds::{DiskSpeed, RamSpeed, SpeedFile};
 use crate::units::bytes;
 use anyhow::Result;
@@ -10,7 +11,6 @@ use serde::Serialize;
 use smolmaxxing::Model;
 use smolmaxxing::plan::{Bounds, MemoryPlan, PlanMode};
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -57,13 +57,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let bounds = known.then(|| plan.bounds(flash_mb_s.unwrap_or(f64::INFINITY), memory.mb_s));
     let total = plan.parts.total();
     let report = Report { model: path, plan, total, flash, memory, bounds };
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", text(&report))?;
-    }
+    print(args.json, &report, |out| write!(out, "{}", text(&report)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -111,6 +105,9 @@ fn text(report: &Report) -> String {
         ),
         Some(bounds) => line("at most", &format!("{:.1} tokens/s", bounds.tokens_per_s)),
         None => line("at most", "unknown: the speed of flash could not be measured"),
+    }
+    if matches!(plan.mode, PlanMode::Paged { .. }) {
+        line("", "if all experts are used alike; more where a text uses some of them most");
     }
     for (number, advice) in plan.advice.iter().enumerate() {
         line(if number == 0 { "faster with" } else { "" }, advice);

@@ -12,7 +12,7 @@ mod setting;
 use crate::cli::Global;
 use crate::failure::Failure;
 use crate::interrupt;
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::ArgGroup;
 use indicatif::ProgressBar;
 use smolmaxxing::ByteSize;
@@ -116,8 +116,5 @@ fn explained<T>(result: smol_gguf::Result<T>, stopped: &str) -> Result<T> {
 
 /// Prints one JSON object.
 fn print_json(value: &serde_json::Value) -> Result<()> {
-    use std::io::Write as _;
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer(&mut out, value)?;
-    writeln!(out).context("cannot write the output")
+    crate::report::print(true, value, |_| Ok(()))
 }
