@@ -20,7 +20,6 @@ mod vars;
 use cpu_level::CpuLevel;
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,8 +53,14 @@ fn assert_has(text: &str, parts: &[&str]) {
 
 fn script(path: &Path, body: &str) {
     fs::create_dir_all(path.parent().expect("a folder")).expect("create folder");
-    fs::write(path, format!("#!/bin/sh\n{body}")).expect("write");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("make executable");
+    // By another process: one that other tests start meanwhile would inherit the open file, and what is open to be
+    // written can't be run.
+    let mut writer = Command::new("sh");
+    writer
+        .args(["-c", "printf '#!/bin/sh\\n%s' \"$1\" > \"$0\" && chmod 755 \"$0\""])
+        .arg(path)
+        .arg(body);
+    assert!(writer.status().expect("a shell").success());
 }
 
 /// A compiler that takes what `cases` (of a shell) take, and predefines what they print.
