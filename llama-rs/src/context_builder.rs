@@ -121,8 +121,9 @@ impl ContextBuilder {
         self
     }
 
-    /// Sets the tokens that are computed at once, by default 512, or 1024 where experts are paged, as each such batch may
-    /// read all of them. More need more memory for activations.
+    /// Sets the tokens that are computed at once. By default 512; 1024 where experts are paged, as each such batch may read
+    /// all of them; 256 or 128 where that leaves needed memory to weights (see
+    /// [`MemoryPlan::n_ubatch`](crate::plan::MemoryPlan::n_ubatch)). More need more memory for activations.
     pub fn n_ubatch(mut self, n_ubatch: u32) -> Self {
         self.n_ubatch = Some(n_ubatch);
         self
@@ -226,10 +227,6 @@ impl ContextBuilder {
         self.n_ctx.unwrap_or(if trained == 0 { DEFAULT_N_CTX } else { trained.min(DEFAULT_N_CTX) })
     }
 
-    fn default_ubatch(&self) -> u32 {
-        if self.model.is_paged() { UBATCH_PAGED } else { UBATCH }
-    }
-
     fn checked_params(
         &self,
         n_threads: u32,
@@ -248,7 +245,7 @@ impl ContextBuilder {
         let n_ubatch = match self.n_ubatch {
             Some(n_ubatch) => in_range("n_ubatch", n_ubatch, 1..=MAX_BATCH)?.min(n_batch),
             None if whole => n_batch,
-            None => n_batch.min(self.default_ubatch()),
+            None => n_batch.min(self.model.default_n_ubatch() as u32),
         };
         let n_seq_max = in_range("n_seq_max", self.n_seq_max, 1..=MAX_SEQUENCES)?;
         if n_seq_max > n_batch {
@@ -296,9 +293,10 @@ impl ContextBuilder {
 
     fn estimate_for(&self, n_ctx: u32) -> MemoryEstimate {
         let n_batch = self.n_batch.min(n_ctx);
+        let n_ubatch = self.n_ubatch.map_or(self.model.default_n_ubatch() as u64, u64::from);
         Layers::new(self.model.metadata()).estimate(&MemoryRequest {
             n_ctx: n_ctx.into(),
-            n_ubatch: self.n_ubatch.unwrap_or_else(|| self.default_ubatch()).min(n_batch).into(),
+            n_ubatch: u64::from(n_batch).min(n_ubatch),
             n_seq_max: self.n_seq_max.into(),
             n_vocab: self.model.raw().vocab_len().into(),
             n_tensors: self.model.n_tensors() as u64,

@@ -46,6 +46,8 @@ pub(crate) struct Inner {
     pub(crate) path: PathBuf,
     pub(crate) metadata: Metadata,
     pub(crate) n_tensors: usize,
+    /// Tokens that contexts compute at once, unless another number is asked for.
+    pub(crate) n_ubatch: u32,
     pub(crate) layouts: Vec<WeightLayout>,
     /// The pager of its experts; after `raw`, whose tensors point to it.
     pub(crate) paged: Option<PagedModel>,
@@ -94,11 +96,6 @@ impl Model {
     /// Tensors of all files.
     pub(crate) fn n_tensors(&self) -> usize {
         self.inner.n_tensors
-    }
-
-    /// Whether weights are read when they are needed, so that much should be computed with what has been read.
-    pub(crate) fn is_paged(&self) -> bool {
-        self.inner.paged.is_some() || self.inner.streamed.is_some()
     }
 
     /// What watches memory for the model, if anything does.
@@ -206,6 +203,11 @@ impl Model {
     /// Returns the tokens that the sliding windows of some layers reach back, or `None` if all layers see everything.
     pub fn sliding_window(&self) -> Option<usize> {
         Some(self.raw().n_swa() as usize).filter(|window| *window > 0)
+    }
+
+    /// Returns the tokens that contexts compute at once, unless [`ContextBuilder::n_ubatch`] says another number.
+    pub fn default_n_ubatch(&self) -> usize {
+        self.inner.n_ubatch as usize
     }
 
     /// Returns the chat template of the file.

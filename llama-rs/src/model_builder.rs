@@ -9,6 +9,7 @@ use smol_engine::machine::Memory;
 use smol_gguf::{Depth, Metadata, Value};
 
 use crate::cancel::CancelToken;
+use crate::context_builder::DEFAULT_N_BATCH;
 use crate::engines;
 use crate::error::{Error, ErrorKind, Result};
 use crate::expert_pager::{self, ExpertPager};
@@ -270,6 +271,7 @@ impl ModelBuilder {
         let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
         let estimate = placement::context_estimate(files, metadata, self.planned);
         let mut plan = decision.plan(mapped, &estimate);
+        plan.n_ubatch = plan.n_ubatch.min(self.planned.n_batch.unwrap_or(DEFAULT_N_BATCH));
         let read = |planned| {
             let (_, read, _) = self.decide(prepared, planned).ok()?.outline(mapped);
             Some(read as f64 / 1e6)
@@ -348,7 +350,7 @@ impl ModelBuilder {
 
     fn load_unplaced(mut self) -> Result<Model> {
         let prepared = self.prepare()?;
-        let placement = self.decide(&prepared, self.planned)?.placement;
+        let Decision { placement, n_ubatch, .. } = self.decide(&prepared, self.planned)?;
         let mode = self.mode_of(&prepared, &placement)?;
         let Prepared { files, metadata, pager, stream, routed, mut layouts, .. } = prepared;
         let fingerprint = files.fingerprint()?;
@@ -421,6 +423,7 @@ impl ModelBuilder {
             path: self.path,
             metadata,
             n_tensors,
+            n_ubatch,
             layouts,
             paged,
             streamed,

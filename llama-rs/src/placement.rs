@@ -47,6 +47,8 @@ pub(crate) enum Placement {
 /// Where the weights are, and what that was decided by.
 pub(crate) struct Decision {
     pub(crate) placement: Placement,
+    /// Tokens that are computed at once, unless a context is asked for another number.
+    pub(crate) n_ubatch: u32,
     /// What the pool of paged experts will hold.
     pool: PoolSize,
     /// The RAM in `needs` is without limit if nothing is known about it.
@@ -92,6 +94,7 @@ pub(crate) fn decide(
     };
     let needs = Needs {
         ram: ram.unwrap_or(u64::MAX),
+        asked: wishes.ram.is_some(),
         weights: Weights::find(files.shards(), metadata),
         pool_floor: pool.or(floor),
         stream: wishes.may_stream.then(StreamWishes::default),
@@ -104,18 +107,18 @@ pub(crate) fn decide(
         // Without a word about memory only that stays which has to.
         let nothing = if wishes.ram.is_none() { Some(0) } else { None };
         let resident = stream.resident.asked().or(nothing);
-        let streamed =
-            needs.stream(StreamWishes { zone: stream.zone.asked(), resident }, &context)?;
+        let stream = StreamWishes { zone: stream.zone.asked(), resident };
+        let (streamed, n_ubatch) = needs.stream(stream, &context)?;
         let placement = Placement::Streamed(streamed);
-        return Ok(Decision { placement, pool: PoolSize::default(), needs, ram });
+        return Ok(Decision { placement, n_ubatch, pool: PoolSize::default(), needs, ram });
     }
     let asked = wishes.ram.is_some() || wishes.pager.is_some();
-    let split = match needs.split(&context) {
+    let (split, n_ubatch) = match needs.split(&context) {
         Ok(split) => split,
         // A pool is as large as it was asked to be, whatever there is.
-        Err(_) if pool.is_some() && wishes.ram.is_none() => Split::Resident,
+        Err(_) if pool.is_some() && wishes.ram.is_none() => (Split::Resident, UBATCH),
         // Nobody has asked for anything: what does not fit is mapped.
-        Err(_) if !asked => Split::Resident,
+        Err(_) if !asked => (Split::Resident, UBATCH),
         Err(error) => return Err(error),
     };
     let placement = match (pool, split) {
@@ -126,11 +129,13 @@ pub(crate) fn decide(
         }
         (None, Split::Resident) => Placement::Whole,
     };
-    let pool = match (&paging, &placement) {
-        (Some(paging), Placement::Paged(budget)) => paging.pool_size(&pager, *budget)?,
-        _ => PoolSize::default(),
+    let (pool, n_ubatch) = match (&paging, &placement) {
+        (Some(paging), Placement::Paged(budget)) => {
+            (paging.pool_size(&pager, *budget)?, UBATCH_PAGED)
+        }
+        _ => (PoolSize::default(), n_ubatch),
     };
-    Ok(Decision { placement, pool, needs, ram })
+    Ok(Decision { placement, n_ubatch, pool, needs, ram })
 }
 
 impl Decision {
@@ -143,11 +148,7 @@ impl Decision {
     ) -> MemoryPlan {
         let needs = &self.needs;
         let (mode, read, resident) = self.outline(mapped);
-        let n_ubatch = match self.placement {
-            Placement::Whole => UBATCH,
-            Placement::Paged(_) | Placement::Streamed(_) => UBATCH_PAGED,
-        };
-        let context = context(needs.n_ctx, n_ubatch);
+        let context = context(needs.n_ctx, self.n_ubatch);
         let mut parts = MemoryParts {
             weights: resident,
             kv_cache: context.resident(),
@@ -165,6 +166,7 @@ impl Decision {
             mode,
             parts,
             n_ctx: needs.n_ctx,
+            n_ubatch: self.n_ubatch.min(needs.n_ctx),
             flash_mb_per_token: read as f64 / 1e6,
             ram_mb_per_token: needs.weights.used() as f64 / 1e6,
             advice: Vec::new(),

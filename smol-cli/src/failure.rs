@@ -1,8 +1,8 @@
 //! How `smol` fails: messages on standard error, what to do next, exit codes.
 
 use crate::interrupt;
-use smolmaxxing::ErrorKind;
 use smolmaxxing::log::{LogLevel, LogLine};
+use smolmaxxing::{ErrorKind, gguf};
 use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -103,10 +103,45 @@ fn text(error: &anyhow::Error) -> String {
             text += &format!("  {}: {}\n", line.source.as_str(), line.text.trim_end());
         }
     }
-    if let Some(advice) = failure(error).and_then(|failure| failure.advice.as_deref()) {
+    let advice = failure(error).and_then(|failure| failure.advice.as_deref());
+    if let Some(advice) = advice.or_else(|| advice_by_kind(error)) {
         text += &format!("  help: {advice}\n");
     }
     text
+}
+
+/// What to do next about errors of the library, which knows no command line.
+fn advice_by_kind(error: &anyhow::Error) -> Option<&'static str> {
+    if let Some(error) = error.chain().find_map(|e| e.downcast_ref::<gguf::Error>()) {
+        return match error.kind() {
+            gguf::ErrorKind::Io(_) => None,
+            _ => Some("if the file was fetched or copied, do that again"),
+        };
+    }
+    let advice = match library_error(error)?.kind() {
+        ErrorKind::Gguf => {
+            "`smol inspect --check FILE` lists all faults; if the file was fetched or copied, do that again"
+        }
+        ErrorKind::Load => {
+            "-v shows all that llama.cpp says; `smol doctor` names its version, which may be older than the model"
+        }
+        ErrorKind::MissingShards(_) => "put all files of the model into one folder",
+        ErrorKind::FileChanged => "start again, and leave the file alone while a model uses it",
+        ErrorKind::ContextFull { .. } | ErrorKind::PromptTooLong { .. } => {
+            "-c sets the size of the context"
+        }
+        ErrorKind::OutOfMemory { .. } => {
+            "`smol plan` shows what takes memory; a smaller context (-c) takes less, and with --ram SIZE weights that do not \
+             fit are read when they are needed"
+        }
+        ErrorKind::Cpu => "this program was built for another CPU; `smol doctor` shows both",
+        ErrorKind::NonFinite => "`smol inspect --check FILE` finds weights that are no numbers",
+        ErrorKind::Internal => {
+            "this is a fault of smol; please report it with what -v and `smol doctor` print"
+        }
+        _ => return None,
+    };
+    Some(advice)
 }
 
 /// What a line of llama.cpp says: without the function's name, which it starts with.
@@ -170,6 +205,18 @@ mod tests {
             "smol: error: cannot read x.gguf\n  cause: disk on fire\n  help: put it out\n"
         );
         assert_eq!(failure(&error).unwrap().code, 2);
+    }
+
+    #[test]
+    fn errors_of_the_library_get_advice_too() {
+        let error = |kind| smolmaxxing::Error::new(kind, "no");
+        let full = error(ErrorKind::PromptTooLong { prompt: 2, n_ctx: 1 });
+        let expected = "smol: error: no\n  help: -c sets the size of the context\n";
+        assert_eq!(text(&full.into()), expected);
+        let advised = anyhow::Error::new(error(ErrorKind::Gguf))
+            .context(Failure::new("x").advice("do something else"));
+        assert!(text(&advised).ends_with("cause: no\n  help: do something else\n"));
+        assert_eq!(text(&error(ErrorKind::Cancelled).into()), "smol: error: no\n");
     }
 
     #[test]

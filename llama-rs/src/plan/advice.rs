@@ -83,6 +83,7 @@ mod tests {
             mode,
             parts: MemoryParts::default(),
             n_ctx: 4096,
+            n_ubatch: 512,
             flash_mb_per_token: 100.0,
             ram_mb_per_token: 500.0,
             advice: Vec::new(),

@@ -45,6 +45,8 @@ pub struct MemoryPlan {
     pub parts: MemoryParts,
     /// Positions of the context, in tokens.
     pub n_ctx: u32,
+    /// Tokens of a prompt that are computed at once, for which `parts` has activations.
+    pub n_ubatch: u32,
     /// MB (10^6 bytes) that are read from the file for each token of an answer. For paged experts it is what is read if
     /// all experts are used equally often; texts use some more often, so that less is read.
     pub flash_mb_per_token: f64,

@@ -6,11 +6,20 @@ use crate::context_builder::{UBATCH, UBATCH_PAGED};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{MemoryEstimate, human};
 
+/// Tokens that may be computed at once where RAM is shared out: activations take the place of weights. For a model of which
+/// each token uses all weights some 128 tokens take a small CPU as long as flash takes to read the weights for them.
+const UBATCHES: [u32; 3] = [UBATCH, 256, LEAST_UBATCH];
+const LEAST_UBATCH: u32 = 128;
+/// The part of the RAM that activations may take, if fewer tokens can be computed at once.
+const ACTIVATIONS_PART: u64 = 32;
+
 /// What has to fit into the RAM. Sizes are in bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Needs {
     /// RAM that the process may fill.
     pub(crate) ram: u64,
+    /// Whether it was asked for, so that fewer tokens are computed at once than by default if that saves some.
+    pub(crate) asked: bool,
     pub(crate) weights: Weights,
     /// The least pool with which experts can be paged, with its buffers; `None`: they stay in memory.
     pub(crate) pool_floor: Option<u64>,
@@ -33,31 +42,83 @@ pub(crate) enum Split {
     Streamed(Streamed),
 }
 
+/// A way to run a model, and what has to fit into the RAM for it.
+struct Way {
+    /// The least that weights take, in bytes.
+    weights: u64,
+    /// Tokens that are computed at once.
+    n_ubatch: u32,
+}
+
 impl Needs {
     /// Shares out the RAM; `context` estimates the memory of a context of so many tokens, of which so many are computed
-    /// at once.
+    /// at once. Returns also how many those are.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] with every number if the model does not fit in any way that is allowed. If a smaller
     /// context would fit, the message names it.
-    pub(crate) fn split(&self, context: &dyn Fn(u32, u32) -> MemoryEstimate) -> Result<Split> {
-        let all = self.weights.dense.saturating_add(self.weights.experts);
-        if self.left(UBATCH, context).is_some_and(|left| left >= all) {
-            return Ok(Split::Resident);
+    pub(crate) fn split(
+        &self,
+        context: &dyn Fn(u32, u32) -> MemoryEstimate,
+    ) -> Result<(Split, u32)> {
+        for n_ubatch in self.resident_ubatches() {
+            if self.left(n_ubatch, context).is_some_and(|left| left >= self.all_weights()) {
+                return Ok((Split::Resident, n_ubatch));
+            }
         }
-        let left = self.left(UBATCH_PAGED, context);
-        if let (Some(floor), Some(left)) = (self.pool_floor(), left)
+        if let (Some(floor), Some(left)) = (self.pool_floor(), self.left(UBATCH_PAGED, context))
             && let Some(pool) = left.checked_sub(self.weights.dense)
             && pool >= floor
         {
-            return Ok(Split::Paged(pool));
+            return Ok((Split::Paged(pool), UBATCH_PAGED));
         }
-        if let (Some(wishes), Some(left)) = (self.may_stream(), left)
-            && let Some(streamed) = streamed::choose(&self.weights, left, wishes)
+        if let Some(wishes) = self.may_stream()
+            && let Some((streamed, n_ubatch)) = self.share(wishes, 0, context)
         {
-            return Ok(Split::Streamed(streamed));
+            return Ok((Split::Streamed(streamed), n_ubatch));
         }
         Err(self.refusal(context))
+    }
+
+    /// Shares out the RAM so that matrices are streamed, whether that is needed or not; experts stay in memory. Returns
+    /// also the tokens that are computed at once.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    pub(crate) fn stream(
+        &self,
+        wishes: StreamWishes,
+        context: &dyn Fn(u32, u32) -> MemoryEstimate,
+    ) -> Result<(Streamed, u32)> {
+        let shared = self.share(wishes, self.weights.experts, context);
+        shared.ok_or_else(|| self.refusal(context))
+    }
+
+    /// Chooses what is streamed, beside so many bytes that stay, and how many tokens are computed at once: as many as the
+    /// RAM has a little part for, or fewer if otherwise nothing fits.
+    fn share(
+        &self,
+        wishes: StreamWishes,
+        stay: u64,
+        context: &dyn Fn(u32, u32) -> MemoryEstimate,
+    ) -> Option<(Streamed, u32)> {
+        let cheap = |n_ubatch: &u32| {
+            let activations = context(self.n_ctx, *n_ubatch).activations;
+            *n_ubatch == LEAST_UBATCH || activations <= self.ram / ACTIVATIONS_PART
+        };
+        UBATCHES.into_iter().filter(cheap).find_map(|n_ubatch| {
+            let left = self.left(n_ubatch, context)?.checked_sub(stay)?;
+            Some((streamed::choose(&self.weights, left, wishes)?, n_ubatch))
+        })
+    }
+
+    /// Tokens that may be computed at once if all weights stay in memory, the most first.
+    fn resident_ubatches(&self) -> impl Iterator<Item = u32> {
+        UBATCHES.into_iter().take(if self.asked { UBATCHES.len() } else { 1 })
+    }
+
+    fn all_weights(&self) -> u64 {
+        self.weights.dense.saturating_add(self.weights.experts)
     }
 
     /// The least pool, if there are experts that may be paged.
@@ -68,24 +129,6 @@ impl Needs {
     /// How matrices are streamed, if they may be and would help.
     fn may_stream(&self) -> Option<StreamWishes> {
         self.stream.filter(|_| self.weights.experts == 0 && !self.weights.matrices.is_empty())
-    }
-
-    /// Shares out the RAM so that matrices are streamed, whether that is needed or not; experts stay in memory.
-    ///
-    /// # Errors
-    /// As [`split`](Self::split).
-    pub(crate) fn stream(
-        &self,
-        wishes: StreamWishes,
-        context: &dyn Fn(u32, u32) -> MemoryEstimate,
-    ) -> Result<Streamed> {
-        let left = match self.ram {
-            u64::MAX => Some(u64::MAX),
-            _ => self.left(UBATCH_PAGED, context),
-        };
-        let left = left.and_then(|left| left.checked_sub(self.weights.experts));
-        let streamed = left.and_then(|left| streamed::choose(&self.weights, left, wishes));
-        streamed.ok_or_else(|| self.refusal(context))
     }
 
     /// Bytes that context and program leave.
@@ -103,25 +146,38 @@ impl Needs {
         self.program.saturating_add(context(n_ctx, n_ubatch).in_use())
     }
 
-    /// The least that weights take, and the tokens that are computed at once then.
-    fn least_weights(&self) -> (u64, u32) {
-        let all = self.weights.dense.saturating_add(self.weights.experts);
-        let least = match (self.pool_floor(), self.may_stream()) {
-            (Some(floor), _) => self.weights.dense.saturating_add(floor),
-            (None, Some(_)) => streamed::least(&self.weights),
-            (None, None) => all,
-        };
-        if least < all { (least, UBATCH_PAGED) } else { (all, UBATCH) }
+    /// Bytes that a way to run the model needs with a context of so many tokens.
+    fn needed(&self, way: &Way, n_ctx: u32, context: &dyn Fn(u32, u32) -> MemoryEstimate) -> u64 {
+        way.weights.saturating_add(self.beside(n_ctx, way.n_ubatch, context))
+    }
+
+    /// The way that needs the least with a context of so many tokens.
+    fn least_way(&self, n_ctx: u32, context: &dyn Fn(u32, u32) -> MemoryEstimate) -> Way {
+        let n_ubatch = self.resident_ubatches().last().unwrap_or(UBATCH);
+        let whole = Way { weights: self.all_weights(), n_ubatch };
+        let paged = self.pool_floor().map(|floor| Way {
+            weights: self.weights.dense.saturating_add(floor),
+            n_ubatch: UBATCH_PAGED,
+        });
+        let streamed = self
+            .may_stream()
+            .map(|_| Way { weights: streamed::least(&self.weights), n_ubatch: LEAST_UBATCH });
+        // Of equal ones the first.
+        let others = paged.into_iter().chain(streamed);
+        others.fold(whole, |least, way| {
+            let less = self.needed(&way, n_ctx, context) < self.needed(&least, n_ctx, context);
+            if less { way } else { least }
+        })
     }
 
     fn refusal(&self, context: &dyn Fn(u32, u32) -> MemoryEstimate) -> Error {
-        let (weights, n_ubatch) = self.least_weights();
-        let needed = weights.saturating_add(self.beside(self.n_ctx, n_ubatch, context));
+        let way = self.least_way(self.n_ctx, context);
+        let needed = self.needed(&way, self.n_ctx, context);
         let what = match (self.pool_floor(), self.may_stream()) {
             (None, Some(_)) => "weights that stay in memory, with a zone for the others,",
             _ => "weights that every token uses",
         };
-        let shown = if self.pool_floor().is_some() { self.weights.dense } else { weights };
+        let shown = if self.pool_floor().is_some() { self.weights.dense } else { way.weights };
         let mut message = format!(
             "{} of RAM are too little: at least {} are needed, of which {what} take {}, a context of {} tokens {}, the \
              program {}",
@@ -129,13 +185,13 @@ impl Needs {
             human(needed),
             human(shown),
             self.n_ctx,
-            human(context(self.n_ctx, n_ubatch).in_use()),
+            human(context(self.n_ctx, way.n_ubatch).in_use()),
             human(self.program),
         );
         if self.pool_floor().is_some() {
             message += &format!(
                 ", and the pool of experts at least {} (all experts {})",
-                human(weights.saturating_sub(self.weights.dense)),
+                human(way.weights.saturating_sub(self.weights.dense)),
                 human(self.weights.experts)
             );
         }
@@ -149,9 +205,9 @@ impl Needs {
 
     /// The largest context, a multiple of 256, with which the model would run.
     fn largest_context(&self, context: &dyn Fn(u32, u32) -> MemoryEstimate) -> Option<u32> {
-        let (weights, n_ubatch) = self.least_weights();
         let fits = |blocks: u32| {
-            weights.saturating_add(self.beside(blocks * 256, n_ubatch, context)) <= self.ram
+            let n_ctx = blocks * 256;
+            self.needed(&self.least_way(n_ctx, context), n_ctx, context) <= self.ram
         };
         let (mut fitting, mut too_large) = (0, self.n_ctx.div_ceil(256));
         while fitting + 1 < too_large {
@@ -183,6 +239,7 @@ mod tests {
     fn needs() -> Needs {
         Needs {
             ram: 900 * MIB,
+            asked: true,
             weights: Weights { dense: 300 * MIB, experts: 2500 * MIB, ..Weights::default() },
             pool_floor: Some(40 * MIB),
             stream: None,
@@ -210,7 +267,7 @@ mod tests {
     }
 
     fn split(needs: &Needs) -> Split {
-        needs.split(&context).unwrap()
+        needs.split(&context).unwrap().0
     }
 
     fn refusal(needs: &Needs) -> (u64, String) {
@@ -235,16 +292,54 @@ mod tests {
 
     #[test]
     fn a_model_that_fits_is_resident() {
-        let exact = 2850 * MIB + in_use(4096, UBATCH);
-        let with = |ram| split(&Needs { ram, ..needs() });
-        assert_eq!(with(exact), Split::Resident);
-        assert_eq!(with(u64::MAX), Split::Resident);
-        let more = in_use(4096, UBATCH_PAGED) - in_use(4096, UBATCH);
-        assert_eq!(with(exact - 1), Split::Paged(2500 * MIB - 1 - more));
-        let exact = 1050 * MIB + in_use(4096, UBATCH);
-        assert_eq!(split(&Needs { ram: exact, ..dense() }), Split::Resident);
-        let one_less = Needs { ram: exact - 1, ..dense() };
-        assert!(matches!(split(&one_less), Split::Streamed(_)));
+        let with = |needs: Needs, ram| Needs { ram, ..needs }.split(&context).unwrap();
+        let exact = |n_ubatch| 2850 * MIB + in_use(4096, n_ubatch);
+        assert_eq!(with(needs(), u64::MAX), (Split::Resident, UBATCH));
+        assert_eq!(with(needs(), exact(UBATCH)), (Split::Resident, UBATCH));
+        // Fewer tokens at once are better than reading.
+        assert_eq!(with(needs(), exact(UBATCH) - 1), (Split::Resident, 256));
+        assert_eq!(with(needs(), exact(LEAST_UBATCH)), (Split::Resident, LEAST_UBATCH));
+        let more = in_use(4096, UBATCH_PAGED) - in_use(4096, LEAST_UBATCH);
+        let pool = 2500 * MIB - 1 - more;
+        let paged = with(needs(), exact(LEAST_UBATCH) - 1);
+        assert_eq!(paged, (Split::Paged(pool), UBATCH_PAGED));
+        // Where nobody has said how much there is, the same is computed at any time.
+        let unasked = Needs { asked: false, ..needs() };
+        let (split, n_ubatch) = with(unasked, exact(UBATCH) - 1);
+        assert!(matches!(split, Split::Paged(_)), "{split:?}");
+        assert_eq!(n_ubatch, UBATCH_PAGED);
+        let exact = 1050 * MIB + in_use(4096, LEAST_UBATCH);
+        assert_eq!(with(dense(), exact), (Split::Resident, LEAST_UBATCH));
+        assert!(matches!(with(dense(), exact - 1).0, Split::Streamed(_)));
+    }
+
+    #[test]
+    fn activations_take_a_little_part_of_the_ram() {
+        // Eight times as many.
+        let wide = |n_ctx, n_ubatch| {
+            let estimate = context(n_ctx, n_ubatch);
+            MemoryEstimate { activations: estimate.activations * 8, ..estimate }
+        };
+        let activations = |n_ubatch| wide(4096, n_ubatch).activations;
+        for (ram, expected) in [
+            (activations(512) * ACTIVATIONS_PART, 512),
+            (activations(512) * ACTIVATIONS_PART - 1, 256),
+            (activations(256) * ACTIVATIONS_PART - 1, 128),
+            (activations(128) * ACTIVATIONS_PART - 1, 128),
+        ] {
+            let matrix = |matrix| Matrix { bytes: 110 * MIB, ..matrix };
+            let matrices = dense().weights.matrices.into_iter().map(matrix).collect();
+            let weights = Weights { dense: 10_000 * MIB, matrices, ..dense().weights };
+            let needs = Needs { ram, weights, ..dense() };
+            let (split, n_ubatch) = needs.split(&wide).unwrap();
+            assert!(matches!(split, Split::Streamed(_)), "{split:?}");
+            assert_eq!(n_ubatch, expected);
+            let (_, n_ubatch) = needs.stream(StreamWishes::default(), &wide).unwrap();
+            assert_eq!(n_ubatch, expected);
+        }
+        // Without a limit nothing is saved.
+        let free = Needs { ram: u64::MAX, asked: false, ..dense() };
+        assert_eq!(free.stream(StreamWishes::default(), &wide).unwrap().1, UBATCH);
     }
 
     #[test]
@@ -270,11 +365,11 @@ mod tests {
     #[test]
     fn dense_models_are_streamed_or_refused() {
         let Split::Streamed(streamed) = split(&dense()) else { panic!() };
-        let left = 850 * MIB - in_use(4096, UBATCH_PAGED);
+        let left = 850 * MIB - in_use(4096, UBATCH);
         assert!(streamed.resident + streamed.zone <= left);
         assert!(streamed.resident + streamed.zone > left - 10 * MIB);
         // Just enough for one matrix, and one byte less.
-        let beside = 50 * MIB + in_use(4096, UBATCH_PAGED);
+        let beside = 50 * MIB + in_use(4096, LEAST_UBATCH);
         let exact = beside + streamed::least(&dense().weights);
         let Split::Streamed(streamed) = split(&Needs { ram: exact, ..dense() }) else { panic!() };
         assert_eq!(streamed.names.len(), 91);
@@ -282,7 +377,7 @@ mod tests {
         assert_eq!(needed, exact);
         assert!(message.contains("weights that stay in memory, with a zone"), "{message}");
         let (needed, message) = refusal(&Needs { stream: None, ..dense() });
-        assert_eq!(needed, 1050 * MIB + in_use(4096, UBATCH));
+        assert_eq!(needed, 1050 * MIB + in_use(4096, LEAST_UBATCH));
         assert!(!message.contains("expert") && !message.contains("zone"), "{message}");
     }
 

@@ -14,11 +14,12 @@ pub struct ComputeArgs {
     #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(1..))]
     ctx: Option<u32>,
-    /// Most tokens of the prompt that are computed at once [default: 2048]
+    /// Most tokens of a prompt that are computed at once; fewer take less memory [default: what suits
+    /// the memory, at most 512, or 1024 where experts are paged]
     #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
-    /// Type of the cache that the context fills; q8_0 takes about half the memory of f16
+    /// Type of the KV cache, which the context fills; q8_0 takes about half the memory of f16
     /// [default: f16]
     #[arg(long, value_name = "TYPE", value_parser = PossibleValuesParser::new(
         KvType::ALL.map(KvType::as_str)).map(|name| KvType::from_name(&name).unwrap_or_default()))]

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 /// Settings of the cache of packed weights.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct PackCacheArgs {
-    /// Keep packed weights in this folder, as large as the model; the next load maps them and
-    /// neither reads nor packs
+    /// Keep packed weights in this folder, which takes about the size of the model; the next load
+    /// maps them instead of reading and packing (see `smol cache`)
     #[arg(long, value_name = "DIR")]
     pack_cache: Option<PathBuf>,
-    /// Compare all bytes of the cache with their hashes before use
+    /// Compare all bytes of the packed weights with their hashes before they are used
     #[arg(long, requires = "pack_cache")]
     pack_cache_verify: bool,
 }

@@ -16,8 +16,8 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Memory")]
 pub struct PagerArgs {
-    /// RAM for everything together, as 900MiB or 1.5GB; experts that do not fit are read from the
-    /// file when they are needed
+    /// RAM for everything together, as 900MiB or 1.5GB; experts (of a mixture) or matrices (of other
+    /// models) that do not fit are read from the file when they are needed
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     ram: Option<ByteSize>,
     /// Experts of each layer that are kept in memory [default: as many as fit]
@@ -50,14 +50,14 @@ pub struct PagerArgs {
     #[arg(long, value_name = "WHEN",
         value_parser = names::<Prefetch, 3>(Prefetch::ALL.map(Prefetch::name)))]
     prefetch: Option<Prefetch>,
-    /// Read the experts that a recorded trace uses most when the model is loaded
+    /// Read the experts that a trace (`smol trace record`) uses most when the model is loaded
     #[arg(long, value_name = "FILE")]
     warm: Option<PathBuf>,
     /// Threads that read weights [default: up to 4]
     #[arg(long, value_name = "N", allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(1..=64))]
     readers: Option<u32>,
-    /// Read each expert twice and compare
+    /// Read each expert twice and compare; a difference ends the run with an error
     #[arg(long)]
     pager_verify: bool,
     #[command(flatten)]
@@ -160,9 +160,10 @@ impl PagerArgs {
         };
         // Rounded up, and the program is not always of the same size.
         let enough = needed.map(|needed| (needed >> 20) + 2).filter(|mib| *mib > ram.0 >> 20);
+        let less = "a smaller context (-c) and --kv-type q8_0 take less";
         let advice = match enough {
-            Some(mib) => format!("--ram {mib}MiB would do; -c sets the size of the context"),
-            None => "-c sets the size of the context".to_owned(),
+            Some(mib) => format!("--ram {mib}MiB would do; {less}"),
+            None => less.to_owned(),
         };
         let failure =
             Failure::new(format!("the model does not fit into --ram {ram}")).advice(advice);

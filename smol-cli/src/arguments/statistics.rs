@@ -41,11 +41,6 @@ impl EngineStatistics {
         }
     }
 
-    /// Whether weights are read while the model runs.
-    pub fn reads(&self) -> bool {
-        self.pager.is_some() || self.stream.is_some()
-    }
-
     /// A line for each engine.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let lines = [

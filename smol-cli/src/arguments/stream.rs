@@ -5,14 +5,15 @@ use smolmaxxing::{ByteSize, StreamSize, StreamStatistics, WeightStream};
 /// Settings of the weight stream.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct StreamArgs {
-    /// Read weights from the file each time they are used, whether they fit into memory or not
+    /// Read matrices from the file for each token, even if they fit into memory; with --ram only
+    /// those for which it has no room
     #[arg(long)]
     stream: bool,
-    /// Memory for the weights that are read, as 64MiB [default: that of the two largest
-    /// matrices, at least 32MiB]
+    /// Memory for matrices that are being read, as 64MiB [default: that of the two largest ones, at
+    /// least 32MiB]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     stream_zone: Option<ByteSize>,
-    /// Read streamed weights twice and compare, and once more after their use
+    /// Read streamed matrices twice and compare, and once more after their use
     #[arg(long)]
     stream_verify: bool,
 }

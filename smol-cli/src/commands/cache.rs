@@ -43,7 +43,7 @@ struct Clear {
 
 #[derive(Debug, clap::Args)]
 struct Folder {
-    /// The folder
+    /// The folder that was given to `smol run`
     #[arg(long, value_name = "DIR")]
     pack_cache: PathBuf,
     /// Print one JSON object
@@ -58,7 +58,7 @@ impl Folder {
         }
         let shown = self.pack_cache.display();
         let failure = Failure::new(format!("there is no folder {shown}"));
-        Err(failure.advice("`smol run --pack-cache DIR` makes one").into())
+        Err(failure.advice("`smol run --pack-cache DIR` makes one when it loads a model whose weights are packed").into())
     }
 }
 

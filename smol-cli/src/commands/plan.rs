@@ -85,7 +85,7 @@ fn text(report: &Report) -> String {
             line(name, &bytes(size));
         }
     }
-    line("context", &format!("{} tokens", plan.n_ctx));
+    line("context", &format!("{} tokens, {} computed at once", plan.n_ctx, plan.n_ubatch));
     let ram = plan.ram_mb_per_token;
     line(
         "per token",

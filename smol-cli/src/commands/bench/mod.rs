@@ -52,15 +52,8 @@ pub struct Args {
     pager: PagerArgs,
 }
 
-/// Most tokens that are evaluated at once, and the part that is computed at once.
+/// Most tokens that are evaluated at once.
 const N_BATCH: u32 = 2048;
-const N_UBATCH: u32 = 512;
-/// The part where experts are paged or weights streamed: each batch may read all of them.
-const N_UBATCH_PAGED: u32 = 1024;
-
-fn n_ubatch(model: &Model) -> u32 {
-    if EngineStatistics::of(model).reads() { N_UBATCH_PAGED } else { N_UBATCH }
-}
 
 /// A test of one kind and length.
 #[derive(Debug, Clone, Copy)]
@@ -119,7 +112,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
                 size: model.size(),
                 params: model.n_params(),
                 n_batch: N_BATCH,
-                n_ubatch: n_ubatch(&model),
+                n_ubatch: model.default_n_ubatch(),
                 threads,
                 n_prompt,
                 n_gen,
@@ -156,7 +149,6 @@ fn measure(
         .context()
         .n_ctx(test.tokens())
         .n_batch(N_BATCH)
-        .n_ubatch(n_ubatch(model))
         .threads(threads, threads)
         .cancel(cancel);
     let mut context = context.build()?;

@@ -44,7 +44,7 @@ pub struct Row {
     pub size: u64,
     pub params: u64,
     pub n_batch: u32,
-    pub n_ubatch: u32,
+    pub n_ubatch: usize,
     pub threads: u32,
     pub n_prompt: u32,
     pub n_gen: u32,

@@ -1,15 +1,19 @@
 //! What changes in a model on its way: keys, tensors and their types.
 
+use super::file_type::file_type;
 use super::pattern::Pattern;
 use super::setting::Setting;
 use crate::failure::Failure;
 use crate::model;
 use anyhow::{Context as _, Result};
 use serde_json::json;
-use smol_gguf::{ImportanceMatrix, Rewriter, Shards, TensorInfo, TensorType};
+use smol_gguf::{ImportanceMatrix, Rewriter, Shards, TensorInfo, TensorType, Value};
 use smolmaxxing::Requantize;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+/// The key that tells what most of a model's weights are.
+const FILE_TYPE: &str = "general.file_type";
 
 /// Changes that combine in one pass, in this order.
 #[derive(Debug, clap::Args)]
@@ -155,6 +159,14 @@ impl EditArgs {
         }
         let after = plan.tensors().zip(&tensors).filter(|(new, old)| new.ty() != old.ty());
         done.bytes = after.map(|(new, _)| new.n_bytes()).sum();
+        let said = self.set.iter().any(|setting| setting.key() == FILE_TYPE)
+            || self.unset.iter().any(|pattern| pattern.matches(FILE_TYPE));
+        if !said {
+            let before = plan.metadata().get(FILE_TYPE).and_then(Value::as_u64);
+            if let Some(ty) = file_type(plan.tensors(), before) {
+                plan.set(FILE_TYPE, ty);
+            }
+        }
         if let (Some(imatrix), Some(path)) = (&imatrix, &self.imatrix) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             plan.set("quantize.imatrix.file", name);

@@ -52,6 +52,11 @@ impl HeadArgs {
             (Some(file), _) => filled(read_ids(file)?, &tokens_of(source)?, multiple),
             (None, Some(keep)) if !self.head_from.is_empty() => {
                 let all = tokens_of(source)?.len();
+                if keep as usize > all {
+                    let message = format!("--keep {keep}: the head has {all} rows");
+                    let advice = "a head that keeps all of them needs no change";
+                    return Err(Failure::usage(message).advice(advice).into());
+                }
                 let keep = keep.checked_next_multiple_of(multiple).unwrap_or(keep);
                 let keep = (keep as usize).min(all);
                 let Some(model) = model else {

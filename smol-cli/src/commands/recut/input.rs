@@ -44,7 +44,8 @@ impl Source {
         match self {
             Self::Pipe => {
                 let name = PathBuf::from("standard input");
-                let file = Gguf::from_stream(&name, Interruptible::new(io::stdin(), stop)?)?;
+                let stdin = Interruptible::new(|| Ok(io::stdin()), stop)?;
+                let file = Gguf::from_stream(&name, stdin)?;
                 let shards = Shards::assemble(vec![file]).with_context(|| {
                     Failure::new("a split model doesn't come through one pipe")
                         .advice("give the name of one of its files")
@@ -71,7 +72,9 @@ fn is_url(text: &str) -> bool {
 /// Opens all files of a model on a web server.
 fn download(url: &str, stop: &Arc<AtomicBool>) -> Result<Shards> {
     let open = |url: &str| -> Result<Gguf> {
-        Ok(Gguf::from_stream(url, Interruptible::new(HttpStream::open(url)?, stop)?)?)
+        let address = url.to_owned();
+        let stream = Interruptible::new(move || HttpStream::open(&address), stop)?;
+        Ok(Gguf::from_stream(url, stream)?)
     };
     let given = open(url)?;
     let count = Shards::count_of(&given)?;
@@ -97,7 +100,7 @@ fn download(url: &str, stop: &Arc<AtomicBool>) -> Result<Shards> {
     Ok(Shards::assemble(files)?)
 }
 
-/// A stream that Ctrl-C breaks off while it waits for bytes.
+/// A stream that Ctrl-C breaks off while it waits, for a connection or for bytes.
 struct Interruptible {
     wishes: Sender<Wish>,
     replies: Receiver<io::Result<Vec<u8>>>,
@@ -112,12 +115,25 @@ enum Wish {
 }
 
 impl Interruptible {
-    fn new(mut stream: impl ByteStream + 'static, stop: &Arc<AtomicBool>) -> Result<Self> {
-        let len = stream.total_len();
+    fn new<S: ByteStream>(
+        open: impl FnOnce() -> Result<S> + Send + 'static,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Self> {
         let (wishes, wished) = channel();
         let (reply, replies) = channel();
+        let (tell, opened) = channel();
         // Not joined: it may wait for ever, and ends with the program.
         std::thread::Builder::new().name("input".into()).spawn(move || {
+            let mut stream = match open() {
+                Ok(stream) => {
+                    let _ = tell.send(Ok(stream.total_len()));
+                    stream
+                }
+                Err(error) => {
+                    let _ = tell.send(Err(error));
+                    return;
+                }
+            };
             for wish in wished {
                 let result = match wish {
                     Wish::Skip(n) => stream.skip(n).map(|()| Vec::new()),
@@ -134,24 +150,33 @@ impl Interruptible {
                 }
             }
         })?;
+        let len = received(&opened, stop)??;
         Ok(Self { wishes, replies, len, stop: stop.clone() })
     }
 
     fn wait(&self, wish: Wish) -> io::Result<Vec<u8>> {
-        const STEP: Duration = Duration::from_millis(50);
-        let gone = || io::Error::other("the thread that reads has ended");
         self.wishes.send(wish).map_err(|_| gone())?;
-        loop {
-            match self.replies.recv_timeout(STEP) {
-                Ok(reply) => return reply,
-                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
-                Err(RecvTimeoutError::Timeout) if self.stop.load(Ordering::Relaxed) => {
-                    return Err(smol_gguf::Error::from(ErrorKind::Stopped).into());
-                }
-                Err(RecvTimeoutError::Timeout) => {}
+        received(&self.replies, &self.stop)?
+    }
+}
+
+/// Waits for what the thread that reads has to say.
+fn received<T>(from: &Receiver<T>, stop: &AtomicBool) -> io::Result<T> {
+    const STEP: Duration = Duration::from_millis(50);
+    loop {
+        match from.recv_timeout(STEP) {
+            Ok(reply) => return Ok(reply),
+            Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+            Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
+                return Err(smol_gguf::Error::from(ErrorKind::Stopped).into());
             }
+            Err(RecvTimeoutError::Timeout) => {}
         }
     }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the thread that reads has ended")
 }
 
 impl Read for Interruptible {

@@ -2,6 +2,7 @@
 
 mod edits;
 mod experts;
+mod file_type;
 mod head;
 mod input;
 mod pattern;

@@ -25,6 +25,11 @@ impl FromStr for Setting {
 }
 
 impl Setting {
+    /// The key that is set.
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
     /// Sets the key. A key that is there keeps its type.
     pub(super) fn apply(&self, metadata: &mut Metadata) -> Result<()> {
         let value = self.value(metadata).with_context(|| format!("cannot set `{}`", self.key))?;
