@@ -12,16 +12,16 @@ import sys
 import time
 
 MIB = 1 << 20
-CONTEXT = 1024
 SEED = 7
-# Room in the cgroup for what no program counts: page tables, the kernel's own, pages of the program itself.
-MARGIN = 48 * MIB
 options = None
 running = None
 
 
-def parse(names="", numbers=""):
-    """The options that a script of this folder passes."""
+def parse(names="", numbers="", context=1024, margin=48):
+    """
+    The options that a script of this folder passes; the context of its runs, and MiB of a cgroup that are left to what no
+    program counts: page tables, the kernel's own, pages of the program itself.
+    """
     global options
     arguments = argparse.ArgumentParser()
     for name in f"parts model smol stock folder text in-memory in-disk read-ahead {names}".split():
@@ -29,12 +29,13 @@ def parse(names="", numbers=""):
     for name in f"threads tokens rounds limit {numbers}".split():
         arguments.add_argument(f"--{name}", type=int)
     options = arguments.parse_args()
+    options.context, options.margin = str(context), margin * MIB
     return options
 
 
 def ram():
     """MiB that a program may be told to fill."""
-    return (options.limit - MARGIN) // MIB
+    return (options.limit - options.margin) // MIB
 
 
 def say(text):
@@ -124,7 +125,7 @@ def stock(prompt, tokens, **fence):
 
     def once(count):
         # Without -nr the weights are copied into memory that can't be dropped, and the limit kills the program.
-        command = [program, "-m", options.model, "-f", prompt, "-n", str(count), "-c", str(CONTEXT), "-t",
+        command = [program, "-m", options.model, "-f", prompt, "-n", str(count), "-c", options.context, "-t",
                    str(options.threads), "--temp", "0.8", "--seed", str(SEED), "-no-cnv", "-nr", "--ignore-eos",
                    "--no-display-prompt", "--no-warmup", "--perf"]
         # Now and then it ends before its last lines are written.
@@ -142,7 +143,7 @@ def stock(prompt, tokens, **fence):
 
 def smol_run(prompt, tokens, *flags, **fence):
     out, _, read, seconds = run(
-        [options.smol, "run", "-m", options.model, "-f", prompt, "--raw", "-n", str(tokens), "-c", str(CONTEXT),
+        [options.smol, "run", "-m", options.model, "-f", prompt, "--raw", "-n", str(tokens), "-c", options.context,
          "-t", str(options.threads), "--temp", "0.8", "--seed", str(SEED), "--json", *flags], **fence)
     report = json.loads(out)
     report["disk_mb"], report["seconds"] = read, seconds
