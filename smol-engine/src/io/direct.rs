@@ -44,6 +44,8 @@ pub struct DirectFile {
     alignment: usize,
     mode: Mode,
     identity: Identity,
+    /// Whether it must keep its name to count as unchanged.
+    named: bool,
 }
 
 /// How a file is to be opened.
@@ -93,7 +95,7 @@ impl FromStr for IoChoice {
 
 /// What tells whether a file is still the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Identity {
+pub(crate) struct Identity {
     /// Device and inode; `None` where files have none.
     inode: Option<(u64, u64)>,
     len: u64,
@@ -101,7 +103,7 @@ struct Identity {
 }
 
 impl Identity {
-    fn of(metadata: &Metadata) -> Self {
+    pub(crate) fn of(metadata: &Metadata) -> Self {
         #[cfg(unix)]
         let inode = {
             use std::os::unix::fs::MetadataExt as _;
@@ -172,7 +174,23 @@ impl DirectFile {
         // Of the descriptor that is read: the path may lead to another file by now.
         let metadata = file.metadata().map_err(|e| Error::access(path, "examine the file", e))?;
         let identity = Identity::of(&metadata);
-        Ok(Self { file, path: path.to_owned(), len: identity.len, alignment, mode, identity })
+        let (path, len, named) = (path.to_owned(), identity.len, true);
+        Ok(Self { file, path, len, alignment, mode, identity, named })
+    }
+
+    /// Opens the file at `path` if it is this one.
+    ///
+    /// Another file that gets its name later does not count as a change of this one: whoever
+    /// replaces such files never writes to them.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`Error::Changed`] if it is another one.
+    pub(crate) fn open_same(path: &Path, choice: IoChoice, identity: &Identity) -> Result<Self> {
+        let opened = Self::open_with(path, choice)?;
+        match identity.difference(&opened.identity) {
+            None => Ok(Self { named: false, ..opened }),
+            Some(what) => Err(Error::Changed { path: path.to_owned(), what }),
+        }
     }
 
     /// Checks that the file is the one that was opened: same device, inode, size and time of
@@ -182,9 +200,11 @@ impl DirectFile {
     /// [`Error::Changed`] if it was replaced, written to or truncated; [`Error::Access`] if that
     /// cannot be told.
     pub fn check_unchanged(&self) -> Result<()> {
-        let metadata = match std::fs::metadata(&self.path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => self.file.metadata(),
-            other => other,
+        let by_name = self.named.then(|| std::fs::metadata(&self.path));
+        let metadata = match by_name {
+            Some(Err(e)) if e.kind() == io::ErrorKind::NotFound => self.file.metadata(),
+            Some(other) => other,
+            None => self.file.metadata(),
         };
         let failed = |e| Error::access(&self.path, "examine the file", e);
         match self.identity.difference(&Identity::of(&metadata.map_err(failed)?)) {

@@ -18,6 +18,7 @@ mod speed;
 pub(crate) mod zones;
 
 pub use aligned::AlignedBuf;
+pub(crate) use direct::Identity;
 pub use direct::{DirectFile, IoChoice, Mode, UnknownIoChoice};
 pub(crate) use error::duplicate;
 pub use error::{Error, Result};

@@ -24,12 +24,38 @@ pub struct StreamTensor {
     pub row_bytes: usize,
     /// Number of rows.
     pub rows: u64,
-    /// Brings the file's bytes into another form. `None`: kernels read them as they are.
+    /// Where its `bytes` lie as they will be in memory, if they lie anywhere: all but single rows
+    /// are read from there.
+    pub packed: Option<PackedPlace>,
+    /// Brings the file's bytes into another form, if that is not in a file. `None`: kernels read
+    /// them as they are.
     pub packer: Option<Arc<dyn Packer>>,
     /// Rows that the packer packs together. Any number of such groups in a row, the last of the
     /// tensor included, must be packed to the same bytes on their own as with all others. 0: the
     /// tensor can only be packed as a whole.
     pub group_rows: usize,
+}
+
+/// Where bytes that are packed already lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackedPlace {
+    /// Number of the file in the list given to the stream.
+    pub file: usize,
+    /// Where they start in the file, in bytes: a multiple of 64.
+    pub offset: u64,
+}
+
+impl StreamTensor {
+    /// Returns where the tensor is read from as a whole, in which file and how many bytes.
+    pub(super) fn source(&self) -> (PackedPlace, u64) {
+        let plain = PackedPlace { file: self.file, offset: self.offset };
+        self.packed.map_or((plain, self.file_bytes), |packed| (packed, self.bytes as u64))
+    }
+
+    /// Returns what is to be done with what was read.
+    pub(super) fn packs(&self) -> Option<&Arc<dyn Packer>> {
+        self.packer.as_ref().filter(|_| self.packed.is_none())
+    }
 }
 
 impl fmt::Debug for StreamTensor {
@@ -42,7 +68,8 @@ impl fmt::Debug for StreamTensor {
             .field("bytes", &self.bytes)
             .field("row_bytes", &self.row_bytes)
             .field("rows", &self.rows)
-            .field("packed", &self.packer.is_some())
+            .field("packed", &self.packed)
+            .field("packer", &self.packer.is_some())
             .field("group_rows", &self.group_rows)
             .finish()
     }

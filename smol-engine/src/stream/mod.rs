@@ -9,7 +9,7 @@ mod statistics;
 mod streaming;
 
 pub use crate::expert::{Packer, Stop};
-pub use config::{StreamConfig, StreamTensor};
+pub use config::{PackedPlace, StreamConfig, StreamTensor};
 pub use error::{Error, Result};
 pub use statistics::StreamStatistics;
 pub use streaming::Stream;

@@ -1,6 +1,6 @@
 //! How tensors are read in pieces, and how the stream's memory is divided.
 
-use super::config::{StreamConfig, StreamTensor};
+use super::config::{PackedPlace, StreamConfig, StreamTensor};
 use super::{Error, Result};
 use crate::io::{ReadAt, arena, readers};
 use std::sync::Arc;
@@ -113,11 +113,15 @@ impl Plan {
         let alignment = alignment.max(LEAST_ALIGNMENT);
         let read = read.next_multiple_of(alignment);
         let tensor = |tensor: &StreamTensor| {
-            let file = &*files[tensor.file];
-            let (pieces, skew) = match &tensor.packer {
+            let (place, len) = tensor.source();
+            let file = &*files[place.file];
+            let (pieces, skew) = match tensor.packs() {
                 _ if tensor.bytes == 0 => (Vec::new(), 0),
                 Some(_) => (packed_pieces(tensor, read), 0),
-                None => (plain_pieces(tensor, file, read), readers::skew(file, tensor.offset)),
+                None => {
+                    let skew = readers::skew(file, place.offset);
+                    (plain_pieces(place.offset, len, file, read), skew)
+                }
             };
             let end = pieces.last().map_or(0, |piece| piece.end);
             let room = end.next_multiple_of(alignment as u64);
@@ -127,7 +131,7 @@ impl Plan {
         let most = |is_read: fn(&StreamTensor) -> bool| {
             let read = tensors.iter().zip(&plans).filter(|(tensor, _)| is_read(tensor));
             let rooms = read.flat_map(|(tensor, plan)| {
-                let file = &*files[tensor.file];
+                let file = &*files[tensor.source().0.file];
                 plan.pieces.iter().map(move |piece| readers::room(file, piece.offset, piece.len))
             });
             rooms.max().unwrap_or(0)
@@ -135,7 +139,7 @@ impl Plan {
         Self {
             alignment,
             readers,
-            bounce_room: most(|tensor| tensor.packer.is_some()),
+            bounce_room: most(|tensor| tensor.packs().is_some()),
             second_room: if verify { most(|_| true) } else { 0 },
             largest: plans.iter().map(|plan| plan.room).max().unwrap_or(0),
             total: plans.iter().map(|plan| plan.room).fold(0, u64::saturating_add),
@@ -179,22 +183,22 @@ impl Plan {
     }
 }
 
-/// Cuts a tensor where the file's blocks end.
-fn plain_pieces(tensor: &StreamTensor, file: &dyn ReadAt, read: usize) -> Vec<Piece> {
-    let skew = readers::skew(file, tensor.offset) as u64;
-    let (read, first) = (read as u64, tensor.offset - skew);
-    let end = tensor.offset + tensor.file_bytes;
+/// Cuts bytes that are read as they are where the file's blocks end.
+fn plain_pieces(start: u64, len: u64, file: &dyn ReadAt, read: usize) -> Vec<Piece> {
+    let skew = readers::skew(file, start) as u64;
+    let (read, first) = (read as u64, start - skew);
+    let end = start + len;
     let piece = |number: u64| {
         let begin = number * read;
-        let offset = tensor.offset.max(first + begin);
+        let offset = start.max(first + begin);
         let len = (end.min(first + begin + read) - offset) as usize;
         let room = readers::room(file, offset, len) as u64;
         Piece { offset, len, begin, end: begin + room }
     };
-    (0..(skew + tensor.file_bytes).div_ceil(read)).map(piece).collect()
+    (0..(skew + len).div_ceil(read)).map(piece).collect()
 }
 
-/// Cuts a tensor between groups of rows, and where its packed bytes stay at multiples of what
+/// Cuts a tensor that is packed when it was read between groups of rows, and where its packed bytes stay at multiples of what
 /// kernels like.
 fn packed_pieces(tensor: &StreamTensor, read: usize) -> Vec<Piece> {
     let whole = || {
@@ -236,21 +240,30 @@ fn check(files: &[Arc<dyn ReadAt>], tensors: &[StreamTensor]) -> Result<()> {
     }
     for tensor in tensors {
         let wrong = |what: String| Err(Error::Tensors(format!("`{}`: {what}", tensor.name)));
-        let Some(file) = files.get(tensor.file) else {
-            return wrong(format!("it lies in file {} of {}", tensor.file, files.len()));
-        };
-        if !file.alignment().is_power_of_two() {
-            return wrong(format!("{} is read in odd steps", file.path().display()));
-        }
-        let end = tensor.offset.checked_add(tensor.file_bytes);
-        if end.is_none_or(|end| end > file.len()) {
-            let error = crate::io::Error::Truncated {
-                path: file.path().to_owned(),
-                offset: tensor.offset,
-                len: usize::try_from(tensor.file_bytes).unwrap_or(usize::MAX),
-                file_len: file.len(),
+        let plain = PackedPlace { file: tensor.file, offset: tensor.offset };
+        for (place, bytes) in [(plain, tensor.file_bytes), tensor.source()] {
+            let Some(file) = files.get(place.file) else {
+                return wrong(format!("it lies in file {} of {}", place.file, files.len()));
             };
-            return Err(error.into());
+            if !file.alignment().is_power_of_two() {
+                return wrong(format!("{} is read in odd steps", file.path().display()));
+            }
+            let end = place.offset.checked_add(bytes);
+            if end.is_none_or(|end| end > file.len()) {
+                let error = crate::io::Error::Truncated {
+                    path: file.path().to_owned(),
+                    offset: place.offset,
+                    len: usize::try_from(bytes).unwrap_or(usize::MAX),
+                    file_len: file.len(),
+                };
+                return Err(error.into());
+            }
+        }
+        if let Some(packed) = tensor.packed
+            && (tensor.bytes == 0 || !packed.offset.is_multiple_of(LEAST_ALIGNMENT as u64))
+        {
+            let (bytes, offset) = (tensor.bytes, packed.offset);
+            return wrong(format!("{bytes} bytes of it are packed at {offset}"));
         }
         let (bytes, file_bytes) = (tensor.bytes, tensor.file_bytes);
         let most = isize::MAX as u64 / 4;
@@ -258,7 +271,8 @@ fn check(files: &[Arc<dyn ReadAt>], tensors: &[StreamTensor]) -> Result<()> {
         if file_bytes == 0 || bytes as u64 > most || (bytes > 0 && file_bytes > most) {
             return wrong(format!("it has {file_bytes} bytes in the file, {bytes} in memory"));
         }
-        if tensor.packer.is_none() && bytes > 0 && bytes as u64 != file_bytes {
+        let is_plain = tensor.packer.is_none() && tensor.packed.is_none();
+        if is_plain && bytes > 0 && bytes as u64 != file_bytes {
             return wrong(format!("it is not packed but has {bytes} bytes of {file_bytes}"));
         }
         let rows = tensor.rows.checked_mul(tensor.row_bytes as u64);

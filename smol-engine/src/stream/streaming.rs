@@ -52,6 +52,7 @@ const STOP_INTERVAL: Duration = Duration::from_millis(20);
 ///     bytes: 1000,
 ///     row_bytes: 100,
 ///     rows: 10,
+///     packed: None,
 ///     packer: None,
 ///     group_rows: 0,
 /// };
@@ -261,7 +262,7 @@ impl Stream {
             let count = shared.tensors.len();
             return Err(Error::Request(format!("there is no streamed tensor {tensor} of {count}")));
         };
-        let bytes = rows::read(tensor, shared.file(tensor), ids, out)?;
+        let bytes = rows::read(tensor, &shared.files[tensor.file], ids, out)?;
         shared.lock().state.counters.bytes_read += bytes;
         Ok(())
     }
@@ -475,10 +476,6 @@ impl Shared {
         }
     }
 
-    fn file(&self, tensor: &StreamTensor) -> &WatchedFile {
-        &self.files[tensor.file]
-    }
-
     /// Reads what is needed until the stream is dropped.
     fn read(&self, buffers: &mut Buffers) {
         let mut locked = self.lock();
@@ -512,10 +509,10 @@ impl Shared {
     fn load(&self, job: &Job, mut zone: Zone, buffers: &mut Buffers) -> Result<Loaded<Zone>> {
         let tensor = &self.tensors[job.tensor as usize];
         let piece = &self.plan.tensors[job.tensor as usize].pieces[job.piece];
-        let file = self.file(tensor);
+        let file = &self.files[tensor.source().0.file];
         let (offset, len) = (piece.offset, piece.len);
         let skew = readers::skew(file.file(), offset);
-        let (plain, packed) = match (&tensor.packer, &mut buffers.bounce) {
+        let (plain, packed) = match (tensor.packs(), &mut buffers.bounce) {
             (Some(packer), Some(bounce)) => (&mut bounce[..], Some((packer, &mut zone))),
             _ => (&mut zone[..], None),
         };

@@ -75,8 +75,12 @@ impl std::fmt::Debug for Fake {
 impl Fake {
     pub fn new(len: usize, alignment: usize) -> Arc<Self> {
         let mut random = Random(len as u64 + 77);
+        Self::of((0..len).map(|_| random.next() as u8).collect(), alignment)
+    }
+
+    pub fn of(data: Vec<u8>, alignment: usize) -> Arc<Self> {
         Arc::new(Self {
-            data: (0..len).map(|_| random.next() as u8).collect(),
+            data,
             alignment,
             mode: Mode::Direct,
             path: "/models/fake.gguf".into(),

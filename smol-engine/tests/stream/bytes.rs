@@ -2,9 +2,10 @@
 
 use crate::files::{Random, eventually};
 use crate::fixture::{MIXED, ORDER, ROW, ROWS, bytes, compute, pass, stream, tensors};
-use smol_engine::io::IoChoice;
-use smol_engine::stream::{Error, Stream, StreamConfig};
+use smol_engine::io::{IoChoice, ReadAt};
+use smol_engine::stream::{Error, PackedPlace, Stream, StreamConfig};
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
@@ -135,6 +136,50 @@ fn rows_come_as_they_are_in_the_file() {
         }
         stream.rows(0, &[], &mut []).unwrap();
         assert!(stream.statistics().bytes_read > 0 && stream.statistics().passes == 0);
+    }
+}
+
+#[test]
+fn packed_bytes_come_from_where_they_lie() {
+    for (alignment, verify) in [(512, false), (4096, true), (1, false)] {
+        let (mut tensors, len) = tensors(MIXED);
+        let plain = crate::files::Fake::new(len, alignment);
+        let mut data = Vec::new();
+        for tensor in &mut tensors {
+            let Some(packer) = &tensor.packer else { continue };
+            let start = data.len().next_multiple_of(4096);
+            data.resize(start + tensor.bytes, 0);
+            let from = &plain.data[tensor.offset as usize..][..tensor.file_bytes as usize];
+            packer.pack(from, &mut data[start..]);
+            tensor.packed = Some(PackedPlace { file: 1, offset: start as u64 });
+        }
+        let packed = crate::files::Fake::of(data, alignment);
+        let both = [&plain, &packed].map(|file| Arc::clone(file) as Arc<dyn ReadAt>);
+        let files = || both.to_vec();
+        let config = StreamConfig { verify, ..StreamConfig::default() };
+        let zone = Stream::floor(&files(), &tensors, &config);
+        let config = StreamConfig { zone, ..config };
+        let stream = Stream::new(files(), tensors.clone(), &config).unwrap();
+        assert!(stream.held() <= zone);
+        for threads in [1, 2] {
+            pass(&stream, &plain.data, 1, &ORDER, threads);
+        }
+        // But for the blocks at both ends, which have bytes of others too.
+        let inside = |tensor: usize| {
+            let start = tensors[tensor].offset + 4096;
+            let end = start + tensors[tensor].file_bytes - 2 * 4096;
+            plain.offsets.lock().unwrap().iter().any(|offset| (start..end).contains(offset))
+        };
+        assert!(inside(1) || inside(3), "plain ones");
+        assert!(!inside(0) && !inside(4), "packed ones");
+        // Rows are those of the model.
+        let mut row = [0; ROW];
+        stream.rows(4, &[411], &mut row).unwrap();
+        assert!(row == plain.data[tensors[4].offset as usize + 411 * ROW..][..ROW]);
+        // The second file is watched as well.
+        packed.changed.store(true, std::sync::atomic::Ordering::SeqCst);
+        let failed = !compute(&stream, &plain.data, 1, &ORDER, 1);
+        assert!(stream.end(1).is_err() || failed);
     }
 }
 

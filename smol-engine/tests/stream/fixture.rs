@@ -49,6 +49,7 @@ pub fn tensors(packed: u32) -> (Vec<StreamTensor>, usize) {
             bytes: if is_packed { packed } else { file_bytes as usize },
             row_bytes: ROW,
             rows,
+            packed: None,
             packer: is_packed.then(|| Arc::new(Groups) as Arc<dyn Packer>),
             group_rows: if number == 6 { 0 } else { GROUP },
         });

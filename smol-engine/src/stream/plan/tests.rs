@@ -59,6 +59,7 @@ fn plain(offset: u64, row_bytes: usize, rows: u64) -> StreamTensor {
         bytes: file_bytes as usize,
         row_bytes,
         rows,
+        packed: None,
         packer: None,
         group_rows: 0,
     }
@@ -80,8 +81,25 @@ fn packed(
     }
 }
 
+fn place(file: usize, offset: u64) -> Option<PackedPlace> {
+    Some(PackedPlace { file, offset })
+}
+
 fn config(zone: u64, readers: usize, verify: bool) -> StreamConfig {
     StreamConfig { zone, readers, verify, ..StreamConfig::default() }
+}
+
+#[test]
+fn what_lies_packed_is_read_like_plain_bytes_and_needs_no_buffers() {
+    let files = files(1 << 20, 4096);
+    let made = packed(1000, 100, 333, 5, 640);
+    let there = StreamTensor { packed: place(0, 4096 * 50 + 128), ..made.clone() };
+    let alone = |tensor| Plan::with(&files, &[tensor], false, 3, 8192);
+    let (made, there) = (alone(made), alone(there));
+    let same = alone(plain(4096 * 50 + 128, 640, 67));
+    assert_eq!(there.tensors[0].pieces, same.tensors[0].pieces);
+    assert_eq!((there.tensors[0].skew, there.bounce_room), (128, 0));
+    assert!(made.bounce_room > 0 && there.floor() < made.floor());
 }
 
 #[test]
@@ -205,6 +223,10 @@ fn what_makes_no_sense_is_refused() {
             |tensor| (tensor.file_bytes, tensor.bytes, tensor.rows) = (0, 0, 0),
             "0 bytes in the file",
         ),
+        (|tensor| tensor.packed = place(1, 0), "file 1 of 1"),
+        (|tensor| tensor.packed = place(0, 99_968), "ends at byte 100000"),
+        (|tensor| tensor.packed = place(0, 32), "packed at 32"),
+        (|tensor| (tensor.packed, tensor.bytes) = (place(0, 0), 0), "0 bytes of it are packed"),
         (
             |tensor| *tensor = StreamTensor { bytes: usize::MAX, ..packed(1000, 100, 50, 5, 64) },
             "in memory",

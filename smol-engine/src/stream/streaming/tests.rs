@@ -23,6 +23,7 @@ fn stream(zone: impl Fn(u64) -> u64, verify: bool) -> (Arc<Stream>, Vec<u8>) {
             bytes: if number % 2 == 0 { packed } else { bytes },
             row_bytes: ROW,
             rows,
+            packed: None,
             packer: (number % 2 == 0).then(|| Arc::new(Inverts) as Arc<dyn Packer>),
             group_rows: 4,
         }
