@@ -1,6 +1,6 @@
 //! Prints greedy tokens and a hash of all logits, for comparison with `ci/stock_tokens.cpp`.
 //!
-//!     cargo run --release --example greedy_tokens -- MODEL N THREADS PROMPT [plain]
+//!     cargo run --release -p smolmaxxing --example greedy_tokens -- MODEL N THREADS PROMPT [plain]
 //!
 //! `plain`: without packed layouts.
 #![allow(clippy::print_stdout)]

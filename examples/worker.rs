@@ -1,5 +1,6 @@
-//! A model on a thread of its own, as servers and user interfaces need it:
-//! `cargo run --release --example worker -- MODEL.gguf`.
+//! A model on a thread of its own, as servers and user interfaces need it.
+//!
+//!     cargo run --release -p smolmaxxing --example worker -- MODEL
 
 use smolmaxxing::chat::Message;
 use smolmaxxing::worker::Worker;

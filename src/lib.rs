@@ -20,10 +20,19 @@
 //!
 //! # Where to find what
 //! - [`Model`] loads a file, [`Context`] runs it, [`Session`] keeps a text going: the path that most programs take.
+//!   [`Worker`](worker::Worker) puts a session on a thread of its own.
+//! - [`ModelBuilder::ram`] runs models that are larger than memory, [`ModelBuilder::plan`] tells beforehand how, and
+//!   [`ExpertPager`], [`WeightStream`] and [`PackCache`] are the settings of what is behind them.
 //! - [`sampler`], [`grammar`] and [`chat`] choose tokens, constrain them and format conversations.
-//! - [`gguf`] reads, checks and writes model files without llama.cpp.
+//! - [`gguf`] reads, checks, writes and rewrites model files without llama.cpp; [`Quantize`] and [`Requantize`] convert
+//!   weights, [`vocab_selection`] finds the tokens that a smaller vocabulary head needs.
+//! - [`perplexity`] measures how well a model predicts a text, [`kernels`] how fast packed layouts are.
 //! - [`log`] decides where llama.cpp's lines go, [`observe`] watches its graphs, [`CancelToken`] stops its work.
 //! - [`build_info`] tells which llama.cpp, patches and CPU level are inside.
+//!
+//! # Features
+//! `json-schema`, on by default: answers constrained by a JSON schema. `multi-level`: kernels for several CPU levels in one
+//! program; the best is selected at start.
 
 pub use llama_rs::*;
 

@@ -7,13 +7,14 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `GGML_SYS_CPU` | CPU level, `BASE[+FEATURE]...`; default: `native` for a host build, `generic` for a cross build |
+//! | `GGML_SYS_CPU` | CPU level, `BASE[+FEATURE]...`, or preset; default: `native` for a host build, `generic` for a cross build |
 //! | `GGML_SYS_LLAMA_DIR` | a llama.cpp tree of the pinned commit to use instead of fetching it; it is copied, not changed |
 //! | `CC`, `CXX`, `AR`, `CFLAGS`, `CXXFLAGS`, ... | as the `cc` crate reads them, with `_TARGET` suffixes for cross builds |
 //!
 //! CPU levels: `x86-64`, `x86-64-v2`, `x86-64-v3`, `x86-64-v4` with `+avxvnni`, `+vbmi`, `+vnni`, `+bf16`;
 //! `armv8-a`, `armv8.1-a`, `armv8.2-a`, `armv8.4-a`, `armv8.6-a`, `armv9-a` with `+dotprod`, `+fp16`, `+i8mm`, `+bf16`,
-//! `+sve`, `+sve2`. `native` is detected with the operating system's consent and never includes AMX.
+//! `+sve`, `+sve2`. `native` is detected with the operating system's consent and never includes AMX. Presets are devices:
+//! `tvbox`, `rpi4`, `rpi5`, `ipad-air`; `generic` is what every 64-bit CPU of the architecture has.
 //!
 //! # Features
 //!
@@ -25,8 +26,8 @@
 //! # Metadata for dependents
 //!
 //! `links = "smol_llama"`: the build script of a direct dependent sees `DEP_SMOL_LLAMA_ROOT` (the patched tree),
-//! `_INCLUDE` (folder of `smol.h`), `_NAMES` (folder of `smol-names.h`), `_LLAMA_VERSION`, `_LLAMA_COMMIT`, `_CPU_LEVELS`, `_CPU_PRESET`, `_CPU_TUNE`
-//! and `_PATCHES` (names, comma separated), and `_PATCH_SET` (one hash for the applied patches).
+//! `_INCLUDE` (folder of `smol.h`), `_NAMES` (folder of `smol-names.h`), `_LLAMA_VERSION`, `_LLAMA_COMMIT`, `_CPU_LEVELS`,
+//! `_CPU_PRESET`, `_CPU_TUNE`, `_PATCHES` (names, comma separated) and `_PATCH_SET` (one hash for the applied patches).
 //!
 //! # Symbols
 //!

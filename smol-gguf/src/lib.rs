@@ -6,6 +6,7 @@
 //! - [`Writer`] writes a file as a stream, [`Rewriter`] makes a changed copy in one pass, even of
 //!   a pipe or a download ([`Gguf::from_stream`]), [`split`] cuts one into shards; all in constant
 //!   memory, and files appear only when they are complete.
+//! - [`PrunedHead`] gives a model a vocabulary head of some tokens only.
 //! - [`Rewriter::experts_last`] puts the routed experts of a mixture behind all else, and
 //!   [`Punch`] frees their bytes in a file once another one holds them.
 //!
