@@ -16,6 +16,8 @@ const OUTPUT: &str = "output.weight";
 const OUTPUT_BIAS: &str = "output.bias";
 /// The head of models that have no other.
 const EMBEDDINGS: &str = "token_embd.weight";
+/// How the names of the heads end that blocks have which draft further tokens (multi-token prediction).
+const DRAFTS: &str = ".nextn.shared_head_head.weight";
 
 /// What [`Rewriter::prune_head`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +62,8 @@ impl<'a> Rewriter<'a> {
     /// Keeps only the rows of these tokens in the vocabulary head of `source`, whose copy this is; the tokens come in any
     /// order, and twice doesn't matter. All other tokens can be read, but never be written.
     ///
-    /// Where the embedding matrix is the head too, it stays, and a head of its own comes behind it. A head that has been
-    /// pruned can be pruned further.
+    /// Where the embedding matrix is the head too, it stays, and a head of its own comes behind it. Blocks that draft further
+    /// tokens with heads of their own keep the same rows of these. A head that has been pruned can be pruned further.
     ///
     /// # Errors
     ///
@@ -99,18 +101,17 @@ impl<'a> Rewriter<'a> {
             .ok_or(ErrorKind::NoHead)?;
         let rows = rows_of(&ids, head.n_rows(), source.output_ids()?)?;
         let shape = [head.shape()[0], rows.len() as u64];
-        let (kept, ty) = (rows.clone(), head.ty());
-        let some_rows = move |all: Rows<'_>, out: &mut dyn Write| {
-            let mut bytes = Vec::with_capacity(all.bytes().len());
-            for (_, row) in all.iter().filter(|(row, _)| kept.binary_search(row).is_ok()) {
-                bytes.extend_from_slice(row);
-            }
-            Ok(out.write_all(&bytes)?)
-        };
         match own {
-            Some(_) => self.convert(OUTPUT, &shape, ty, some_rows)?,
-            None => self.add_converted(OUTPUT, EMBEDDINGS, &shape, ty, some_rows)?,
+            Some(_) => self.convert(OUTPUT, &shape, head.ty(), only(&rows))?,
+            None => self.add_converted(OUTPUT, EMBEDDINGS, &shape, head.ty(), only(&rows))?,
         };
+        for (_, tensor) in source.tensors() {
+            // One of another height belongs to a vocabulary of its own.
+            if tensor.name().ends_with(DRAFTS) && tensor.n_rows() == head.n_rows() {
+                let shape = [tensor.shape()[0], shape[1]];
+                self.convert(tensor.name(), &shape, tensor.ty(), only(&rows))?;
+            }
+        }
         if let Some((_, bias)) = source.tensor(OUTPUT_BIAS) {
             if bias.n_elements() != head.n_rows() || bias.ty().block_len() != 1 {
                 return Err(ErrorKind::NoHead.into());
@@ -133,6 +134,18 @@ impl<'a> Rewriter<'a> {
             bytes: head.row_bytes() * shape[1],
             was_tied: own.is_none(),
         })
+    }
+}
+
+/// Gives on these rows of a matrix, which ascend.
+fn only(rows: &[u64]) -> impl Fn(Rows<'_>, &mut dyn Write) -> Result<()> + Send + Sync + 'static {
+    let kept = rows.to_vec();
+    move |all, out| {
+        let mut bytes = Vec::with_capacity(all.bytes().len());
+        for (_, row) in all.iter().filter(|(row, _)| kept.binary_search(row).is_ok()) {
+            bytes.extend_from_slice(row);
+        }
+        Ok(out.write_all(&bytes)?)
     }
 }
 
@@ -214,7 +227,7 @@ mod tests {
         Shards::from(Gguf::from_bytes(plan.write(Vec::new()).unwrap()).unwrap())
     }
 
-    fn data(model: &Shards, name: &str) -> Vec<u8> {
+    fn data_of(model: &Shards, name: &str) -> Vec<u8> {
         let (file, tensor) = model.tensor(name).unwrap();
         file.data(tensor).unwrap().into_owned()
     }
@@ -225,14 +238,33 @@ mod tests {
             let source = model(tied, true);
             let new = pruned(&source, &[5, 1, 2, 1]);
             assert_eq!(new.output_ids().unwrap().unwrap(), [1, 2, 5]);
-            assert_eq!(data(&new, OUTPUT), numbered([1, 2, 5], 8));
-            assert_eq!(data(&new, OUTPUT_BIAS), numbered([1, 2, 5], 4));
+            assert_eq!(data_of(&new, OUTPUT), numbered([1, 2, 5], 8));
+            assert_eq!(data_of(&new, OUTPUT_BIAS), numbered([1, 2, 5], 4));
             assert_eq!(new.tensor(EMBEDDINGS).is_some(), tied);
             let again = pruned(&new, &[5, 2]);
             assert_eq!(again.output_ids().unwrap().unwrap(), [2, 5]);
-            assert_eq!(data(&again, OUTPUT), numbered([2, 5], 8));
-            assert_eq!(data(&again, OUTPUT_BIAS), numbered([2, 5], 4));
+            assert_eq!(data_of(&again, OUTPUT), numbered([2, 5], 8));
+            assert_eq!(data_of(&again, OUTPUT_BIAS), numbered([2, 5], 4));
         }
+    }
+
+    #[test]
+    fn heads_of_drafting_blocks_keep_the_same_rows() {
+        let (own, other) = (format!("blk.3{DRAFTS}"), format!("blk.4{DRAFTS}"));
+        let heads = [(OUTPUT, ROWS, 8), (&*own, ROWS, 12), (&*other, ROWS + 1, 12)];
+        let mut writer = Writer::new();
+        for (name, rows, bytes) in heads {
+            writer.tensor(name, &[bytes as u64 / 4, rows.into()], TensorType::F32).unwrap();
+        }
+        let mut data = writer.start(Vec::new()).unwrap();
+        for (name, rows, bytes) in heads {
+            data.write_tensor(name, &numbered(0..rows, bytes)).unwrap();
+        }
+        let source = Shards::from(Gguf::from_bytes(data.finish().unwrap()).unwrap());
+        let new = pruned(&pruned(&source, &[4, 1, 3]), &[1, 4]);
+        assert_eq!(data_of(&new, OUTPUT), numbered([1, 4], 8));
+        assert_eq!(data_of(&new, &own), numbered([1, 4], 12));
+        assert_eq!(data_of(&new, &other), numbered(0..ROWS + 1, 12));
     }
 
     #[test]

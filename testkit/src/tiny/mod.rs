@@ -99,6 +99,15 @@ pub enum Template {
     Broken,
 }
 
+/// The head of a block that drafts a further token (multi-token prediction).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftHead {
+    /// That of the model.
+    Shared,
+    /// One of its own.
+    Own,
+}
+
 /// What can be chosen about a tiny model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TinyOptions {
@@ -122,6 +131,8 @@ pub struct TinyOptions {
     pub template: Template,
     /// The number of files that the model is split into.
     pub shards: u16,
+    /// Whether a `qwen35` has a block that drafts a further token.
+    pub drafts: Option<DraftHead>,
 }
 
 impl Default for TinyOptions {
@@ -137,6 +148,7 @@ impl Default for TinyOptions {
             experts: 8,
             template: Template::Usual,
             shards: 1,
+            drafts: None,
         }
     }
 }
@@ -179,6 +191,10 @@ pub fn write(path: &Path, arch: Arch, options: &TinyOptions) -> Result<TinyModel
         "the number of experts is a multiple of 4 from 8 to 512"
     );
     ensure!(options.shards >= 1, "a model has at least one file");
+    ensure!(
+        options.drafts.is_none() || arch == Arch::Qwen35,
+        "of these architectures only qwen35 drafts tokens"
+    );
     let mut builder = Builder::new(arch, options);
     chat::set_tokenizer(&mut builder);
     models::build(&mut builder);

@@ -1,7 +1,7 @@
 //! What each architecture's loader asks for: its keys and tensors.
 
-use super::Arch;
 use super::layers::{Builder, EXPERT, FEED_FORWARD, HEAD, HEADS, HIDDEN};
+use super::{Arch, DraftHead};
 
 /// The deviation of token embeddings where nothing else scales them.
 const EMBEDDING: f32 = 0.12;
@@ -104,6 +104,20 @@ fn qwen35(b: &mut Builder) {
             b.matrix(&format!("{block}ssm_out.weight"), &[values, HIDDEN]);
         }
         b.feed_forward(&block);
+    }
+    if let Some(head) = b.options.drafts {
+        // It counts as a block, behind those of the model.
+        b.set("block_count", layers + 1);
+        b.set("nextn_predict_layers", 1u32);
+        let block = format!("blk.{layers}.");
+        norms(b, &block, &["attn_norm", "post_attention_norm", "nextn.enorm", "nextn.hnorm"]);
+        b.attention(&block, 2, 2, true);
+        b.feed_forward(&block);
+        b.matrix(&format!("{block}nextn.eh_proj.weight"), &[2 * HIDDEN, HIDDEN]);
+        if head == DraftHead::Own {
+            let dims = [HIDDEN, b.options.vocab as u64];
+            b.matrix(&format!("{block}nextn.shared_head_head.weight"), &dims);
+        }
     }
 }
 
