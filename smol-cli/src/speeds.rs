@@ -39,8 +39,10 @@ pub struct RamSpeed {
 /// How fast a disk is read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DiskSpeed {
-    /// MB (10^6 bytes) a second in order.
+    /// MB (10^6 bytes) a second in order, one read at a time.
     pub sequential_mb_s: f64,
+    /// MB a second with as many reads at once as weights are read with.
+    pub parallel_mb_s: f64,
     /// Milliseconds of reading a MiB anywhere.
     pub random_mib_ms: f64,
     /// Whether the page cache was passed by.
@@ -76,6 +78,7 @@ impl DiskSpeed {
         };
         Ok(Self {
             sequential_mb_s: rounded(speed.sequential_mb_s, 1),
+            parallel_mb_s: rounded(speed.parallel_mb_s, 1),
             random_mib_ms: rounded(speed.random_ms, 3),
             direct: speed.mode == Mode::Direct,
             note,
@@ -178,7 +181,13 @@ mod tests {
     use super::*;
 
     fn speed() -> DiskSpeed {
-        DiskSpeed { sequential_mb_s: 278.0, random_mib_ms: 3.5, direct: true, note: None }
+        DiskSpeed {
+            sequential_mb_s: 278.0,
+            parallel_mb_s: 300.0,
+            random_mib_ms: 3.5,
+            direct: true,
+            note: None,
+        }
     }
 
     #[test]

@@ -108,7 +108,10 @@ struct MemoryReport {
 #[derive(Serialize)]
 struct DiskReport {
     folder: PathBuf,
+    /// One read at a time.
     sequential_mb_s: Option<f64>,
+    /// As many reads at once as weights are read with.
+    parallel_mb_s: Option<f64>,
     random_mib_ms: Option<f64>,
     /// Whether the page cache was passed by.
     direct: Option<bool>,
@@ -221,6 +224,7 @@ fn disk_report(cache: &Path, speeds: &mut SpeedFile) -> DiskReport {
             DiskReport {
                 folder,
                 sequential_mb_s: Some(speed.sequential_mb_s),
+                parallel_mb_s: Some(speed.parallel_mb_s),
                 random_mib_ms: Some(speed.random_mib_ms),
                 direct: Some(speed.direct),
                 note: speed.note,
@@ -229,6 +233,7 @@ fn disk_report(cache: &Path, speeds: &mut SpeedFile) -> DiskReport {
         Err(error) => DiskReport {
             folder,
             sequential_mb_s: None,
+            parallel_mb_s: None,
             random_mib_ms: None,
             direct: None,
             note: Some(format!("{error:#}")),
@@ -326,10 +331,11 @@ fn text(report: &Report) -> String {
 impl DiskReport {
     fn text(&self) -> String {
         let folder = self.folder.display();
-        match (self.sequential_mb_s, self.random_mib_ms) {
-            (Some(sequential), Some(random)) => {
+        match (self.sequential_mb_s, self.parallel_mb_s, self.random_mib_ms) {
+            (Some(sequential), Some(parallel), Some(random)) => {
                 let speed = format!(
-                    "{sequential:.0} MB/s in order, {random:.2} ms a random MiB ({folder})"
+                    "{sequential:.0} MB/s in order, {parallel:.0} with several reads at once, {random:.2} ms a random MiB \
+                     ({folder})"
                 );
                 match &self.note {
                     Some(note) => format!("{speed}; through the page cache: {note}"),

@@ -52,7 +52,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let mut speeds = SpeedFile::open(global);
     let flash = (plan.flash_mb_per_token > 0.0).then(|| speeds.disk(&path).ok()).flatten();
     let memory = speeds.ram();
-    let flash_mb_s = flash.as_ref().map(|flash| flash.sequential_mb_s);
+    let flash_mb_s = flash.as_ref().map(|flash| flash.parallel_mb_s);
     let known = flash_mb_s.is_some() || plan.flash_mb_per_token == 0.0;
     let bounds = known.then(|| plan.bounds(flash_mb_s.unwrap_or(f64::INFINITY), memory.mb_s));
     let total = plan.parts.total();
@@ -77,8 +77,8 @@ fn text(report: &Report) -> String {
         ("  weights", plan.parts.weights),
         ("  experts", plan.parts.experts),
         ("  zone", plan.parts.zones),
-        ("  cache", plan.parts.kv_cache),
-        ("  computing", plan.parts.compute),
+        ("  KV cache", plan.parts.kv_cache),
+        ("  activations", plan.parts.compute),
         ("  program", plan.parts.program),
     ] {
         if size > 0 {
@@ -94,7 +94,7 @@ fn text(report: &Report) -> String {
     let memory_speed = format!("memory {:.1} GB/s", report.memory.mb_s / 1e3);
     match &report.flash {
         Some(flash) => {
-            line("speeds", &format!("flash {:.0} MB/s, {memory_speed}", flash.sequential_mb_s));
+            line("speeds", &format!("flash {:.0} MB/s, {memory_speed}", flash.parallel_mb_s));
         }
         None => line("speeds", &memory_speed),
     }

@@ -3,16 +3,12 @@
 use super::config::{ExpertLayer, ExpertTensor, PagerConfig};
 use super::scope::{Pools, Scope};
 use super::{Error, Result};
-use crate::io::{ReadAt, arena, readers};
+use crate::io::readers::{self, DEFAULT_READERS, MOST_READERS};
+use crate::io::{ReadAt, arena};
 use std::sync::Arc;
 
 /// Least buffers for experts that find no place in the pool: one is read while another is used.
 const LEAST_RING: usize = 2;
-/// Threads that read if nobody says how many: enough that flash has something to do while it
-/// seeks.
-const DEFAULT_READERS: usize = 4;
-/// More threads than any disk has queues.
-const MOST_READERS: usize = 256;
 /// What the kernels' vector loads like.
 const LEAST_ALIGNMENT: usize = 64;
 /// What a ring may take of the budget if it is larger than the least one.

@@ -7,6 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// Threads that read if nobody says how many: enough that flash has something to do while it
+/// seeks.
+pub(crate) const DEFAULT_READERS: usize = 4;
+/// More threads than any disk has queues.
+pub(crate) const MOST_READERS: usize = 256;
 /// Reads that bring nothing, one after the other, after which a file counts as unreadable.
 const MOST_IDLE_READS: u32 = 1000;
 /// How long a file is read from without a look at whether it is still the same.

@@ -1,8 +1,11 @@
 //! Measures how fast a disk can be read.
 
-use super::{DirectFile, Error, Mode, Result};
+use super::readers::DEFAULT_READERS;
+use super::{DirectFile, Error, Mode, Result, arena};
 use std::io::{self, Write as _};
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -15,12 +18,14 @@ const RANDOM_READS: usize = 64;
 /// Size of the file that is written to measure a folder's disk.
 const TEST_FILE_LEN: usize = 64 * MIB;
 
-/// How fast a file was read, one read at a time.
+/// How fast a file was read.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ReadSpeed {
-    /// Speed of reading in order, in MB (10^6 bytes) a second.
+    /// Speed of reading in order, one read at a time, in MB (10^6 bytes) a second.
     pub sequential_mb_s: f64,
+    /// Speed of as many reads of a MiB at once as pager and stream have by default.
+    pub parallel_mb_s: f64,
     /// Median time of a read at a random offset, in milliseconds.
     pub random_ms: f64,
     /// Length of those reads in bytes: 1 MiB, or the file's length if that is less.
@@ -43,7 +48,7 @@ pub struct ReadSpeed {
 /// ```no_run
 /// # use std::time::Duration;
 /// let speed = smol_engine::io::measure_read_speed("model.gguf", Duration::from_secs(1))?;
-/// println!("{:.0} MB/s, {:.1} ms a random MiB", speed.sequential_mb_s, speed.random_ms);
+/// println!("{:.0} MB/s, {:.1} ms a random MiB", speed.parallel_mb_s, speed.random_ms);
 /// # Ok::<(), smol_engine::io::Error>(())
 /// ```
 pub fn measure_read_speed(path: impl AsRef<Path>, budget: Duration) -> Result<ReadSpeed> {
@@ -64,19 +69,21 @@ fn measure(file: &DirectFile, budget: Duration) -> Result<ReadSpeed> {
 
     let start = Instant::now();
     let mut sequential_bytes = 0;
-    while sequential_bytes < file.len() && start.elapsed() < budget / 2 {
+    while sequential_bytes < file.len() && start.elapsed() < budget / 3 {
         let end = (sequential_bytes + SEQUENTIAL_LEN as u64).min(file.len());
         file.read_range(sequential_bytes..end, &mut buf)?;
         sequential_bytes = end;
     }
     let sequential_mb_s = sequential_bytes as f64 / 1e6 / start.elapsed().as_secs_f64().max(1e-9);
 
+    let (parallel_bytes, parallel_mb_s) = parallel(file, budget / 3)?;
+
     let random_len = RANDOM_LEN.min(usize::try_from(file.len()).unwrap_or(RANDOM_LEN));
     let places = (file.len() - random_len as u64) / file.alignment() as u64 + 1;
     let mut random = XorShift(0x9e37_79b9_7f4a_7c15);
     let start = Instant::now();
     let mut times = Vec::with_capacity(RANDOM_READS);
-    while times.is_empty() || times.len() < RANDOM_READS && start.elapsed() < budget / 2 {
+    while times.is_empty() || times.len() < RANDOM_READS && start.elapsed() < budget / 3 {
         let offset = random.next() % places * file.alignment() as u64;
         let read = Instant::now();
         file.read_range(offset..offset + random_len as u64, &mut buf)?;
@@ -86,11 +93,43 @@ fn measure(file: &DirectFile, budget: Duration) -> Result<ReadSpeed> {
 
     Ok(ReadSpeed {
         sequential_mb_s,
+        parallel_mb_s,
         random_ms: times[times.len() / 2].as_secs_f64() * 1e3,
         random_len,
-        bytes_read: sequential_bytes + (times.len() * random_len) as u64,
+        bytes_read: sequential_bytes + parallel_bytes + (times.len() * random_len) as u64,
         mode: file.mode().clone(),
     })
+}
+
+/// Reads the file in order with several threads, into memory of the kind that weights are read
+/// into. Returns the bytes and the MB a second.
+fn parallel(file: &DirectFile, budget: Duration) -> Result<(u64, f64)> {
+    let no_memory = |e| Error::access(file.path(), "take memory to read it", e);
+    let piece = MIB.next_multiple_of(file.alignment());
+    let regions =
+        arena::allocate(&[piece; DEFAULT_READERS], file.alignment()).map_err(no_memory)?;
+    let next = AtomicU64::new(0);
+    let start = Instant::now();
+    let read = |mut buf: arena::Region| {
+        let mut bytes = 0;
+        loop {
+            let offset = next.fetch_add(piece as u64, Ordering::Relaxed);
+            if offset >= file.len() || (offset > 0 && start.elapsed() >= budget) {
+                return Ok(bytes);
+            }
+            bytes += file.read_aligned_at(&mut buf, offset)? as u64;
+        }
+    };
+    let bytes: Result<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            regions.into_iter().map(|region| scope.spawn(|| read(region))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .sum()
+    });
+    let bytes = bytes?;
+    Ok((bytes, bytes as f64 / 1e6 / start.elapsed().as_secs_f64().max(1e-9)))
 }
 
 /// Writes a file of random bytes, so that no file system can compress it, until it is long
@@ -140,6 +179,7 @@ mod tests {
         // Far more than that: the disk may be busy.
         assert!(start.elapsed() < Duration::from_secs(60));
         assert!(speed.sequential_mb_s > 0.0 && speed.sequential_mb_s.is_finite());
+        assert!(speed.parallel_mb_s > 0.0 && speed.parallel_mb_s.is_finite());
         assert!(speed.random_ms > 0.0);
         assert_eq!(speed.random_len, MIB);
         assert!(speed.bytes_read >= 4 * MIB as u64);

@@ -2,14 +2,10 @@
 
 use super::config::{PackedPlace, StreamConfig, StreamTensor};
 use super::{Error, Result};
-use crate::io::{ReadAt, arena, readers};
+use crate::io::readers::{self, DEFAULT_READERS, MOST_READERS};
+use crate::io::{ReadAt, arena};
 use std::sync::Arc;
 
-/// Threads that read if nobody says how many: enough that flash has something to do while it
-/// seeks.
-const DEFAULT_READERS: usize = 4;
-/// More threads than any disk has queues.
-const MOST_READERS: usize = 256;
 /// What the kernels' vector loads like.
 const LEAST_ALIGNMENT: usize = 64;
 /// Bytes of a read, most first. Large reads cost the disk least; small ones let all readers have
