@@ -127,6 +127,11 @@ impl Default for ExpertPager {
 }
 
 impl ExpertPager {
+    /// The default with so many readers.
+    pub(crate) fn read_by(readers: Option<usize>) -> Self {
+        Self { readers, ..Self::default() }
+    }
+
     /// Refuses values that TOML would not have let in.
     pub(crate) fn check(&self) -> Result<()> {
         let checks = [
@@ -180,7 +185,7 @@ pub(crate) fn wanted(
         return Ok(pager.or_else(|| record.then(ExpertPager::default)));
     }
     let what = match (pager, record) {
-        (Some(_), _) => "paged",
+        (Some(_), _) => "paged; its weights can be streamed",
         (None, true) => "recorded",
         (None, false) => return Ok(None),
     };

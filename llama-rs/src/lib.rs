@@ -3,6 +3,21 @@
 //! [`Model`] loads a file, [`Context`] runs it, [`Session`] keeps a text going. Handles own what they need: a context or
 //! vocabulary keeps its model alive, and nothing has a lifetime but results that the next decode overwrites.
 //!
+//! [`ModelBuilder`] has what can be said about loading: how much RAM there is ([`ram`](ModelBuilder::ram)), so that a mixture's
+//! experts are paged ([`ExpertPager`]) or a dense model's weights streamed ([`WeightStream`]) if they do not fit; where packed
+//! weights are kept for the next load ([`PackCache`]); and [`plan`](ModelBuilder::plan), which tells all of that beforehand
+//! ([`MemoryPlan`](plan::MemoryPlan)). [`EngineOptions`] has the same for all models of a process, from a TOML file.
+//!
+//! ```no_run
+//! # fn main() -> llama_rs::Result<()> {
+//! let model = llama_rs::Model::builder("model.gguf").ram(900 << 20).pack_cache("cache/packed").load()?;
+//! if let Some(statistics) = model.stream_statistics() {
+//!     println!("{:.1} MB read for each token", statistics.mb_per_pass);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Errors name the cause and the file and carry the lines that llama.cpp printed ([`Error::log`]). Panics never cross
 //! into C, C++ exceptions never into Rust, and files and arguments that would make llama.cpp abort are refused first.
 

@@ -97,6 +97,7 @@ pub struct ModelBuilder {
     cancel: Option<CancelToken>,
     expert_pager: Option<ExpertPager>,
     weight_stream: Option<WeightStream>,
+    readers: Option<usize>,
     ram: Option<u64>,
     planned: PlannedContext,
     experts_used: Option<u32>,
@@ -130,6 +131,7 @@ impl ModelBuilder {
             cancel: None,
             expert_pager: None,
             weight_stream: None,
+            readers: None,
             ram: None,
             planned: PlannedContext::default(),
             experts_used: None,
@@ -152,12 +154,34 @@ impl ModelBuilder {
         self
     }
 
+    /// Sets the threads that read weights where [`ram`](Self::ram) has no room for all of them, 1 to 64; by default up to 4.
+    /// The readers of an [`expert_pager`](Self::expert_pager) or [`weight_stream`](Self::weight_stream) come first.
+    pub fn readers(mut self, readers: usize) -> Self {
+        self.readers = Some(readers);
+        self
+    }
+
     /// Sets the bytes of RAM that this process may fill, with weights, a context and all else.
     ///
-    /// Where a mixture of experts does not fit, its experts are read from the file when they are needed; see
-    /// [`expert_pager`](Self::expert_pager). Other models that do not fit are refused, unless they are to be mapped
-    /// ([`LoadMode::Mmap`]). Of more RAM than there is, only that is used. The context counts as
-    /// [`planned_context`](Self::planned_context) says.
+    /// Where a mixture of experts does not fit, its experts are paged ([`expert_pager`](Self::expert_pager)); of another
+    /// model the matrices that do not fit are streamed ([`weight_stream`](Self::weight_stream)). If even that takes more, the
+    /// load fails with every number. Files that are to be mapped ([`LoadMode::Mmap`]) are mapped, whatever their size. Of
+    /// more RAM than there is, only that is used. The context counts as [`planned_context`](Self::planned_context) says;
+    /// [`plan`](Self::plan) tells what would happen.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # fn main() -> llama_rs::Result<()> {
+    /// use llama_rs::Model;
+    /// use llama_rs::plan::PlannedContext;
+    ///
+    /// // One context of 2048 tokens, and 900 MiB for everything.
+    /// let planned = PlannedContext { n_ctx: Some(2048), ..PlannedContext::default() };
+    /// let model = Model::builder("model.gguf").ram(900 << 20).planned_context(planned).load()?;
+    /// let context = model.context().n_ctx(2048).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn ram(mut self, bytes: u64) -> Self {
         self.ram = Some(bytes);
         self
@@ -287,6 +311,8 @@ impl ModelBuilder {
         call::init()?;
         let files = ModelFiles::open(&self.path)?;
         self.check_cancelled()?;
+        let readers = self.readers.map_or(Ok(0), expert_pager::checked_readers);
+        readers.map_err(|fault| Error::invalid(format!("readers {fault}")))?;
         let record = self.record_experts.is_some();
         let pager = expert_pager::wanted(self.expert_pager.as_ref(), record, files.metadata())?;
         let paging_asked = self.expert_pager.is_some() || record;
@@ -332,6 +358,7 @@ impl ModelBuilder {
             planned,
             pager: pager.as_ref(),
             stream: stream.as_ref(),
+            readers: self.readers,
             may_stream: self.ram.is_some() && !mapped && ffi::pager::can_page(),
         };
         placement::decide(files, metadata, routed.as_ref(), wishes)
@@ -365,6 +392,7 @@ impl ModelBuilder {
         self.check_cancelled()?;
         let (paged, cached_experts) = paged.unzip();
         let cached_experts = cached_experts.flatten();
+        let stream = stream.or_else(|| Some(WeightStream::read_by(self.readers)));
         let streamed = match &placement {
             Placement::Streamed(streamed) => Some(start_stream(&files, stream, streamed)?),
             _ => None,
@@ -461,7 +489,8 @@ impl ModelBuilder {
         let mut paging = Paging::new(files, metadata, routed, io)?;
         let cached = cache.and_then(|cache| paging.use_cache(cache, io, self.cancel.as_ref()));
         let record = self.record_experts.as_deref();
-        let paged = paging.start(&pager.cloned().unwrap_or_default(), budget, record)?;
+        let pager = pager.cloned().unwrap_or_else(|| ExpertPager::read_by(self.readers));
+        let paged = paging.start(&pager, budget, record)?;
         Ok((paged, cached))
     }
 

@@ -30,6 +30,8 @@ pub(crate) struct Wishes<'a> {
     pub(crate) pager: Option<&'a ExpertPager>,
     /// A stream of weights.
     pub(crate) stream: Option<&'a WeightStream>,
+    /// Threads that read experts if no pager was asked for.
+    pub(crate) readers: Option<usize>,
     /// Whether a dense model that does not fit into `ram` may be streamed.
     pub(crate) may_stream: bool,
 }
@@ -81,7 +83,7 @@ pub(crate) fn decide(
     routed: Option<&RoutedExperts>,
     wishes: Wishes<'_>,
 ) -> Result<Decision> {
-    let pager = wishes.pager.cloned().unwrap_or_default();
+    let pager = wishes.pager.cloned().unwrap_or_else(|| ExpertPager::read_by(wishes.readers));
     let paging = routed.map(|routed| Paging::new(files, metadata, routed, pager.io)).transpose()?;
     let (pool, floor) = match &paging {
         Some(paging) => (paging.asked_pool(&pager)?, Some(paging.least_pool(&pager)?)),
@@ -109,7 +111,10 @@ pub(crate) fn decide(
         let resident = stream.resident.asked().or(nothing);
         let stream = StreamWishes { zone: stream.zone.asked(), resident };
         let (streamed, n_ubatch) = needs.stream(stream, &context)?;
-        let placement = Placement::Streamed(streamed);
+        let placement = match streamed.names.is_empty() {
+            true => Placement::Whole,
+            false => Placement::Streamed(streamed),
+        };
         return Ok(Decision { placement, n_ubatch, pool: PoolSize::default(), needs, ram });
     }
     let asked = wishes.ram.is_some() || wishes.pager.is_some();

@@ -91,6 +91,11 @@ impl StreamSize {
 }
 
 impl WeightStream {
+    /// The default with so many readers.
+    pub(crate) fn read_by(readers: Option<usize>) -> Self {
+        Self { readers, ..Self::default() }
+    }
+
     /// Refuses values that TOML would not have let in.
     pub(crate) fn check(&self) -> Result<()> {
         let zone = checked_zone(self.zone).map(drop).map_err(|fault| ("zone", fault));

@@ -113,9 +113,18 @@ fn text(error: &anyhow::Error) -> String {
 /// What to do next about errors of the library, which knows no command line.
 fn advice_by_kind(error: &anyhow::Error) -> Option<&'static str> {
     if let Some(error) = error.chain().find_map(|e| e.downcast_ref::<gguf::Error>()) {
+        use gguf::ErrorKind;
         return match error.kind() {
-            gguf::ErrorKind::Io(_) => None,
-            _ => Some("if the file was fetched or copied, do that again"),
+            ErrorKind::Empty
+            | ErrorKind::NotGguf { .. }
+            | ErrorKind::HeaderTruncated { .. }
+            | ErrorKind::Count { .. }
+            | ErrorKind::EmptyKey { .. }
+            | ErrorKind::Length { .. }
+            | ErrorKind::DataTruncated { .. } => Some("fetch or copy the file again"),
+            ErrorKind::MissingShards { .. } => Some("put all files of the model into one folder"),
+            ErrorKind::ShardName { .. } => Some("give the files of the model these names"),
+            _ => None,
         };
     }
     let advice = match library_error(error)?.kind() {

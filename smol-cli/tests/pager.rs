@@ -163,7 +163,7 @@ fn too_little_ram_is_refused_with_the_numbers() {
         "weights that every token uses take",
         "a context of",
         "the pool of experts at least",
-        "would do; -c sets the size of the context",
+        "MiB would do; a smaller context (-c)",
     ] {
         assert!(stderr.contains(words), "{words}: {stderr}");
     }

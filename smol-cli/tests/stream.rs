@@ -54,6 +54,18 @@ fn a_streamed_model_gives_the_same_text_and_statistics() {
 }
 
 #[test]
+fn what_fits_is_not_streamed() {
+    let bench = Bench::new();
+    let args = ["-p", "Once upon a time", "--raw", "-n", "8", "--temp", "0"];
+    let plain = json(&bench, "run", &args);
+    for more in [&["--stream"][..], &["--readers", "2"]] {
+        let run = json(&bench, "run", &[&args[..], &["--ram", "16GB"], more].concat());
+        assert_eq!(run["text"], plain["text"], "{more:?}");
+        assert_eq!(run.get("stream"), None, "{more:?}");
+    }
+}
+
+#[test]
 fn bench_has_statistics_of_each_test() {
     let bench = Bench::new();
     let rows = json(&bench, "bench", &["-p", "16", "-n", "4", "-r", "2", "--stream"]);

@@ -53,7 +53,7 @@ pub struct PagerArgs {
     /// Read the experts that a trace (`smol trace record`) uses most when the model is loaded
     #[arg(long, value_name = "FILE")]
     warm: Option<PathBuf>,
-    /// Threads that read weights [default: up to 4]
+    /// Threads that read weights which do not fit into memory [default: up to 4]
     #[arg(long, value_name = "N", allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(1..=64))]
     readers: Option<u32>,
@@ -83,6 +83,9 @@ impl PagerArgs {
         }
         if let Some(experts) = self.experts {
             model = model.experts_used(experts);
+        }
+        if let Some(readers) = self.readers {
+            model = model.readers(readers as usize);
         }
         if let Some(stream) = self.stream.stream(self.readers) {
             model = model.weight_stream(stream);
@@ -117,7 +120,6 @@ impl PagerArgs {
             || self.expert_bias.is_some()
             || self.prefetch.is_some()
             || self.warm.is_some()
-            || (self.readers.is_some() && self.stream.stream(None).is_none())
             || self.pager_verify;
         said.then_some(pager)
     }
