@@ -73,6 +73,15 @@ typedef bool (*smx_progress_fn)(float fraction, void *user_data);
 typedef struct smx_model_options {
   // SMX_LOAD_AUTO, SMX_LOAD_READ or SMX_LOAD_MAP.
   int32_t load_mode;
+  // Context, in tokens, for which `ram` leaves room: the n_ctx of the session; 0: what the model was trained on, at most
+  // 4096.
+  uint32_t n_ctx;
+  // Bytes of RAM that the process may fill; 0: no limit. Weights for which there is no room are read from the file when
+  // they are needed, which needs SMX_LOAD_AUTO or SMX_LOAD_READ.
+  uint64_t ram;
+  // Folder that keeps packed weights, which takes about the size of the model, so that the next load maps them instead of
+  // packing them again; NULL: none.
+  const char *pack_cache;
   // May be NULL.
   smx_progress_fn progress;
   // Passed to `progress` as it is.
@@ -153,15 +162,15 @@ const char *smx_last_error(void);
 // Returns the version of this library, for example "0.1.0".
 const char *smx_version(void);
 
-// Returns the options that NULL stands for: mode AUTO, no callback.
+// Returns the options that NULL stands for: mode AUTO, no limit of RAM, no folder, no callback.
 struct smx_model_options smx_model_options_default(void);
 
 // Loads a GGUF file; of a model in several files, the first. `options` may be NULL. The model is freed with
 // smx_model_free().
 //
 // # Safety
-// `path` is a NUL-terminated string; `options` points to options, or is NULL; `out` points to a pointer, which becomes
-// NULL when loading fails.
+// `path` is a NUL-terminated string; `options` points to options with NUL-terminated texts, or is NULL; `out` points to a
+// pointer, which becomes NULL when loading fails.
 enum smx_status smx_model_load(const char *path,
                                const struct smx_model_options *options,
                                struct smx_model **out);

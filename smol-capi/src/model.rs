@@ -3,8 +3,9 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
+use llama_rs::plan::PlannedContext;
 use llama_rs::{LoadMode, Model};
 
 use crate::argument::{object, place};
@@ -34,6 +35,15 @@ pub type smx_progress_fn =
 pub struct smx_model_options {
     /// SMX_LOAD_AUTO, SMX_LOAD_READ or SMX_LOAD_MAP.
     pub load_mode: i32,
+    /// Context, in tokens, for which `ram` leaves room: the n_ctx of the session; 0: what the model was trained on, at most
+    /// 4096.
+    pub n_ctx: u32,
+    /// Bytes of RAM that the process may fill; 0: no limit. Weights for which there is no room are read from the file when
+    /// they are needed, which needs SMX_LOAD_AUTO or SMX_LOAD_READ.
+    pub ram: u64,
+    /// Folder that keeps packed weights, which takes about the size of the model, so that the next load maps them instead of
+    /// packing them again; NULL: none.
+    pub pack_cache: *const c_char,
     /// May be NULL.
     pub progress: smx_progress_fn,
     /// Passed to `progress` as it is.
@@ -42,11 +52,18 @@ pub struct smx_model_options {
 
 impl Default for smx_model_options {
     fn default() -> Self {
-        Self { load_mode: SMX_LOAD_AUTO, progress: None, user_data: null_mut() }
+        Self {
+            load_mode: SMX_LOAD_AUTO,
+            n_ctx: 0,
+            ram: 0,
+            pack_cache: null(),
+            progress: None,
+            user_data: null_mut(),
+        }
     }
 }
 
-/// Returns the options that NULL stands for: mode AUTO, no callback.
+/// Returns the options that NULL stands for: mode AUTO, no limit of RAM, no folder, no callback.
 #[unsafe(no_mangle)]
 pub extern "C" fn smx_model_options_default() -> smx_model_options {
     smx_model_options::default()
@@ -65,8 +82,8 @@ unsafe impl Send for Progress {}
 /// smx_model_free().
 ///
 /// # Safety
-/// `path` is a NUL-terminated string; `options` points to options, or is NULL; `out` points to a pointer, which becomes
-/// NULL when loading fails.
+/// `path` is a NUL-terminated string; `options` points to options with NUL-terminated texts, or is NULL; `out` points to a
+/// pointer, which becomes NULL when loading fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smx_model_load(
     path: *const c_char,
@@ -95,6 +112,15 @@ pub unsafe extern "C" fn smx_model_load(
             }
         };
         let mut builder = Model::builder(path).load_mode(mode);
+        if options.ram > 0 {
+            let n_ctx = (options.n_ctx > 0).then_some(options.n_ctx);
+            let planned = PlannedContext { n_ctx, ..PlannedContext::default() };
+            builder = builder.ram(options.ram).planned_context(planned);
+        }
+        if !options.pack_cache.is_null() {
+            // SAFETY: not NULL, hence NUL-terminated by this function's contract.
+            builder = builder.pack_cache(path_of(unsafe { CStr::from_ptr(options.pack_cache) })?);
+        }
         if let Some(call) = options.progress {
             let progress = Progress { call, user_data: options.user_data };
             builder = builder.on_progress(move |fraction| {

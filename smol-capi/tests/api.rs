@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Text, append, last_error, load, session};
+use common::{OwnedModel, Text, append, last_error, load, session};
 use smol_capi::*;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::{null, null_mut};
@@ -235,6 +235,31 @@ fn loading_is_watched_and_stopped() {
     let status = unsafe { smx_model_load(path.as_ptr(), &raw const options, &raw mut model) };
     assert_eq!(status, smx_status::SMX_ERROR_CANCELLED);
     assert!(model.is_null() && calls == 1);
+}
+
+#[test]
+fn memory_is_limited_and_packed_weights_are_kept() {
+    let tiny = common::write(Arch::Llama);
+    let path = CString::new(tiny.path().to_str().unwrap()).unwrap();
+    let folder = CString::new(tiny.path().with_extension("packed").to_str().unwrap()).unwrap();
+    let load = |ram| {
+        let options = smx_model_options {
+            ram,
+            n_ctx: 256,
+            pack_cache: folder.as_ptr(),
+            ..smx_model_options_default()
+        };
+        let mut model = null_mut();
+        // SAFETY: all pointers are to values that live until the call returns.
+        let status = unsafe { smx_model_load(path.as_ptr(), &raw const options, &raw mut model) };
+        (status, OwnedModel { pointer: model })
+    };
+    let (status, model) = load(1 << 40);
+    assert_eq!(status, smx_status::SMX_OK, "{}", last_error());
+    assert_eq!(complete(session(&model, &greedy()).pointer, &tokens(4)).1.generated_tokens, 4);
+    let (status, model) = load(1 << 20);
+    assert_eq!((status, model.pointer.is_null()), (smx_status::SMX_ERROR_MEMORY, true));
+    assert!(last_error().contains("a context of 256 tokens"), "{}", last_error());
 }
 
 #[test]
