@@ -2,13 +2,22 @@
 # `smol recut --experts-last` against `cp`, both until all is on disk, in changing order; then --punch and --fill of the copy.
 # Prints medians, smallest and largest of the rounds, and the peak memory of recut. The files go to the current folder, whose disk is
 # measured: three times the model's size.
-# Usage: bench/recut.sh MODEL [ROUNDS]   (a mixture of experts; `testkit moe` makes one; default: 7 rounds)
+# Usage: bench/recut.sh [-s SMOL] MODEL [ROUNDS]   (a mixture of experts; `testkit moe` makes one; default: 7 rounds)
+#   -s SMOL  the binary to measure [built from this tree]
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '5,5p' "$0" >&2; exit 2; }
+usage() { sed -n '5,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+smol=''
+while getopts s: option; do
+    case $option in s) smol=$(readlink -f "$OPTARG") ;; *) usage ;; esac
+done
+shift $((OPTIND - 1))
+[ $# -ge 1 ] || usage
 model=$(readlink -f "$1") rounds=${2:-7}
-root=$(cd "$(dirname "$0")/.." && pwd)
-(cd "$root" && cargo build --release -p smol-cli)
-smol=$root/target/release/smol
+if [ -z "$smol" ]; then
+    root=$(cd "$(dirname "$0")/.." && pwd)
+    (cd "$root" && cargo build --release -p smol-cli)
+    smol=$root/target/release/smol
+fi
 work=$(mktemp -d -p .)
 trap 'rm -rf "$work"' EXIT
 

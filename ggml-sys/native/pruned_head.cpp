@@ -1,6 +1,7 @@
 // A vocabulary head that has the rows of some tokens only. Its model file holds those rows as `output.weight` (and
 // `output.bias`), and a tensor `output_ids` with the token of each row, ascending. The head's graph is left as every
 // architecture builds it; one node after it puts each row's logit in its token's place and -inf in all others.
+// A block that drafts further tokens may have a head of its own: pruned to the same tokens, or whole.
 #include "smol-hooks.h"
 
 #include "llama-graph.h"
@@ -19,19 +20,25 @@ namespace {
 
 const char * const IDS = "output_ids";
 
-// Each thread deals with a range of tokens, in every row of logits.
+bool is_head_of_drafts(const std::string & name) {
+    const std::string end = ".nextn.shared_head_head.weight";
+    return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
+}
+
+// Each thread deals with a range of tokens, in every row of logits. Those are of the kept tokens, or of all.
 void spread(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const std::vector<int32_t> & ids = static_cast<const smol_head *>(userdata)->ids;
-    const ggml_tensor * kept = dst->src[0];
+    const ggml_tensor * logits = dst->src[0];
+    const bool whole = logits->ne[0] == dst->ne[0];
     const int64_t begin = dst->ne[0] * ith / nth, end = dst->ne[0] * (ith + 1) / nth;
     const size_t first = std::lower_bound(ids.begin(), ids.end(), begin) - ids.begin();
     const size_t last = std::lower_bound(ids.begin(), ids.end(), end) - ids.begin();
     for (int64_t row = 0; row < dst->ne[1]; row++) {
         float * to = reinterpret_cast<float *>(static_cast<char *>(dst->data) + row * dst->nb[1]);
-        const float * from = reinterpret_cast<const float *>(static_cast<const char *>(kept->data) + row * kept->nb[1]);
+        const float * from = reinterpret_cast<const float *>(static_cast<const char *>(logits->data) + row * logits->nb[1]);
         std::fill(to + begin, to + end, -INFINITY);
         for (size_t i = first; i < last; i++) {
-            to[ids[i]] = from[i];
+            to[ids[i]] = from[whole ? size_t(ids[i]) : i];
         }
     }
 }
@@ -61,9 +68,17 @@ bool smol_head_replaces(const llama_model_loader & loader, const std::string & n
 
 std::vector<int64_t> smol_head_shape(const llama_model_loader & loader, const std::string & name,
                                      std::vector<int64_t> shape) {
-    if (!shape.empty() && (name == "output.weight" || name == "output.bias")) {
-        if (const auto * ids = loader.get_weight(IDS)) {
-            shape.back() = ids->tensor->ne[0];
+    const auto * ids = shape.empty() ? nullptr : loader.get_weight(IDS);
+    if (!ids) {
+        return shape;
+    }
+    const int64_t n_kept = ids->tensor->ne[0];
+    if (name == "output.weight" || name == "output.bias") {
+        shape.back() = n_kept;
+    } else if (is_head_of_drafts(name)) {
+        const auto * own = loader.get_weight(name.c_str());
+        if (own && own->tensor->ne[1] == n_kept) {
+            shape.back() = n_kept;
         }
     }
     return shape;
@@ -110,11 +125,8 @@ void smol_head_logits(llm_graph_context & graph, const smol_head * head, bool dr
         return;
     }
     const int64_t n_kept = head->ids.size();
-    // The block that drafts tokens may have a head of its own.
-    if (drafts && logits->ne[0] == n_vocab && n_kept != n_vocab) {
-        return;
-    }
-    if (logits->ne[0] != n_kept || logits->ne[2] != 1 || logits->ne[3] != 1 || logits->type != GGML_TYPE_F32 ||
+    const bool whole = drafts && logits->ne[0] == n_vocab;
+    if ((logits->ne[0] != n_kept && !whole) || logits->ne[2] != 1 || logits->ne[3] != 1 || logits->type != GGML_TYPE_F32 ||
         logits->nb[0] != sizeof(float) || head->ids.back() >= n_vocab) {
         throw std::runtime_error("this architecture's head cannot be pruned: its logits are no list of the kept tokens'");
     }

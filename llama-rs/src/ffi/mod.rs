@@ -7,6 +7,8 @@ pub(crate) mod call;
 pub(crate) mod clock;
 pub(crate) mod context;
 pub(crate) mod decoding;
+#[cfg(test)]
+mod drafts;
 pub(crate) mod engine;
 #[cfg(feature = "tools")]
 pub(crate) mod exit;

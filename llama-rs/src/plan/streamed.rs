@@ -71,8 +71,14 @@ fn share(
     if left < floor || (heads > 0 && wished == Some(None)) {
         return None;
     }
-    let zone = wishes.zone.unwrap_or_else(|| zone_of(streamable).clamp(floor, left));
     let most = wished.map_or(u64::MAX, Option::unwrap_or_default);
+    let whole: u64 = streamable.iter().map(|matrix| matrix.bytes).sum();
+    let zone = match wishes.zone {
+        Some(zone) => zone,
+        // Only rows of a table are read then.
+        None if whole <= most && whole.saturating_add(ZONE_EXTRA) <= left => ZONE_EXTRA,
+        None => zone_of(streamable).clamp(floor, left),
+    };
     let stay = stay_in_memory(streamable, left.saturating_sub(zone).min(most));
     let of = |stays: bool| {
         let chosen = streamable.iter().zip(&stay).filter(move |(_, stay)| **stay == stays);
@@ -202,13 +208,26 @@ mod tests {
             if mib >= 240 {
                 assert!(!choice.names.contains(&"head".to_owned()), "{mib}");
             }
-            // No matrix that is streamed would still fit, unless all are, or the zone holds them all.
+            // No matrix that is streamed would still fit.
             let smallest = weights.matrices.iter().filter(|one| choice.names.contains(&one.name));
             let smallest = smallest.map(|matrix| matrix.bytes).min().unwrap_or(u64::MAX);
-            if choice.zone < streamed {
-                assert!(mib * MIB - choice.resident - choice.zone < smallest, "{mib}");
-            }
+            assert!(mib * MIB - choice.resident - choice.zone < smallest, "{mib}");
         }
+    }
+
+    #[test]
+    fn only_the_table_is_read_by_row_if_all_else_fits() {
+        let weights = weights();
+        let all = weights.dense - 100 * MIB;
+        let enough = all + ZONE_EXTRA;
+        for budget in [enough, enough + MIB, enough + 99 * MIB] {
+            let choice = choose(&weights, budget, StreamWishes::default()).unwrap();
+            assert_eq!(choice.names, ["table"]);
+            assert_eq!((choice.resident, choice.zone, choice.read), (all, ZONE_EXTRA, 1000));
+        }
+        let choice = choose(&weights, enough - 1, StreamWishes::default()).unwrap();
+        assert!(choice.names.len() > 1);
+        assert!(choice.zone >= GOOD_ZONE || choice.zone >= streamed_bytes(&choice));
     }
 
     #[test]
