@@ -112,6 +112,7 @@ pub const DISPATCH: &[&str] = &[
     "packed_weights.cpp",
     "paged_compute.cpp",
     "paged_weights.cpp",
+    "repacked.cpp",
     "self_test.cpp",
     "streamed_compute.cpp",
     "streamed_weights.cpp",

@@ -4,6 +4,7 @@
 #include "guard.h"
 #include "pack_cache.h"
 #include "paged.h"
+#include "repacked.h"
 #include "smol-hooks.h"
 #include "streamed.h"
 #include "thread_stack.h"
@@ -303,6 +304,7 @@ void smol_packing_force(const smol_layout * layout) {
 }
 
 void smol_packed_init(ggml_backend_buffer_type * buft) {
+    smol_repacked_init();
     smol_pack_cache_init();
     packed_buft = buft;
     buft->iface.get_name = buft_name;

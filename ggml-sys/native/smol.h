@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 // Raised with every change of a struct or signature below; both sides check it (smol_install).
-#define SMOL_ABI_VERSION 5
+#define SMOL_ABI_VERSION 6
 
 enum smol_status {
     SMOL_OK            = 0,
@@ -168,12 +168,13 @@ enum smol_status smol_paging_set(const struct smol_pager * pager);
 
 // ---- streamed weights --------------------------------------------------------------------------------------------------
 // Matrices that are in memory only while they are used, in an order that each graph tells when it begins, and tables of which
-// single rows are read. Their tensors have no bytes of their own. Upstream's own packed layouts are not made for them.
+// single rows are read. Their tensors have no bytes of their own.
 
 struct smol_stream_place {
     int32_t tensor;                    // number of the tensor
     const struct smol_layout * layout; // how it lies in memory; NULL: as in the file
     bool rows_only;                    // only single rows are read, as they are in the file
+    bool repacked;                     // with layout NULL: it lies in memory in upstream's own packed form
 };
 
 // Callbacks of a streamer. They run on llama.cpp's threads and must not unwind.
@@ -202,12 +203,18 @@ enum smol_status smol_streaming_set(const struct smol_streamer * streamer);
 // NULL: as in the file.
 const struct smol_layout * smol_paged_layout(enum ggml_type type, int64_t k);
 
+// How many rows upstream's own packed form of a matrix takes together, one such group after the other; 0: there is none for
+// it on this CPU. Packed rows take as many bytes as plain ones. Ask after smol_install().
+int64_t smol_repacked_rows(enum ggml_type type, int64_t columns, int64_t rows);
+// Packs n rows of such a matrix, whole groups.
+void smol_repack(enum ggml_type type, int64_t columns, int64_t rows, const void * plain, int64_t n, void * packed);
+
 // ---- packed-weight cache -----------------------------------------------------------------------------------------------
 // Packed bytes that are kept from one load to the next, by the overlay's layouts and by upstream's.
 
 struct smol_packed_weight {
     const char * name;   // of the tensor
-    const char * layout; // "repack": one of upstream's
+    const char * layout; // "repack": one of upstream's; "plain": none, the bytes are those of the model's file
     uint32_t version;    // of the layout
     enum ggml_type type;
     int64_t ne[4];
@@ -222,7 +229,7 @@ struct smol_pack_cache {
     // Where the bytes of a weight are, which must stay as long as the model; NULL: they are not there. The same answer for
     // the same weight.
     const void * (*find)(void * ud, const struct smol_packed_weight * weight);
-    // A weight's bytes are there now, from `find` or in memory that the model owns.
+    // A packed weight's bytes are there now, from `find` or in memory that the model owns.
     void (*placed)(void * ud, const struct smol_packed_weight * weight, const void * data);
 };
 

@@ -10,12 +10,17 @@ struct ggml_backend_buffer_type;
 struct ggml_cgraph;
 struct ggml_compute_params;
 
+namespace ggml::cpu {
+class tensor_traits;
+}
+
 extern "C" {
 
 // Where one streamed tensor comes from: `extra` of that tensor.
 struct smol_streamed {
     const smol_streamer * streamer;
     smol_stream_place place;
+    ggml::cpu::tensor_traits * repacked; // computes with it where it lies in upstream's own packed form
     // Of the graph that runs, of which there is one at a time.
     uintptr_t run;
     int32_t index; // among its uses

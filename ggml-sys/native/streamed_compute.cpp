@@ -9,6 +9,7 @@
 #include "ggml-impl.h"
 #include "ops.h"
 #include "tiled/tiled.h"
+#include "traits.h"
 
 #include <algorithm>
 #include <cstring>
@@ -140,6 +141,8 @@ void multiply(ggml_compute_params * params, ggml_tensor * original, smol_streame
     Placed placed(original, streamed->address);
     if (const smol_layout * layout = streamed->place.layout) {
         smol_packed_compute_as(params, &placed.node, layout);
+    } else if (streamed->repacked) {
+        streamed->repacked->compute_forward(params, &placed.node);
     } else if (!smol_matrix_vector(params, &placed.node)) {
         ggml_compute_forward_mul_mat(params, &placed.node);
     }
@@ -252,8 +255,12 @@ size_t smol_streamed_work_size(int n_threads, const ggml_tensor * node) {
     if (node->op == GGML_OP_GET_ROWS) {
         return RowWork(node->src[0]).size * size_t(n_threads) + CACHE_LINE;
     }
-    const smol_layout * layout = smol_streamed_of(node->src[0])->place.layout;
-    return layout ? smol_packed_work_size_as(node, layout) : plain_work_size(n_threads, node);
+    const smol_streamed * streamed = smol_streamed_of(node->src[0]);
+    if (const smol_layout * layout = streamed->place.layout) {
+        return smol_packed_work_size_as(node, layout);
+    }
+    size_t size = 0;
+    return streamed->repacked && streamed->repacked->work_size(n_threads, node, size) ? size : plain_work_size(n_threads, node);
 }
 
 void smol_streamed_compute(ggml_compute_params * params, ggml_tensor * node) {

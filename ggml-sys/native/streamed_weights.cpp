@@ -3,6 +3,7 @@
 
 #include "guard.h"
 #include "packed.h"
+#include "repacked.h"
 #include "weights_elsewhere.h"
 
 #include "ggml-backend-impl.h"
@@ -33,13 +34,17 @@ struct Streamed {
 
     static bool fill(const ggml_tensor * tensor, smol_streamed & streamed) {
         streamed.streamer = current;
-        return find(tensor->name, &streamed.place);
+        if (!find(tensor->name, &streamed.place)) {
+            return false;
+        }
+        streamed.repacked = streamed.place.repacked ? smol_repacked_traits(tensor) : nullptr;
+        return !streamed.place.repacked || streamed.repacked;
     }
 };
 
 } // namespace
 
-smol_streamed::smol_streamed() : streamer(nullptr), place{}, run(0), index(-1), address(nullptr) {
+smol_streamed::smol_streamed() : streamer(nullptr), place{}, repacked(nullptr), run(0), index(-1), address(nullptr) {
     tensors.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -88,7 +93,9 @@ bool smol_streamed_supports(const ggml_tensor * op) {
     if (!is_asked_for(weight) || !plain || !smol_streamed_takes(weight->name, op->op, &place)) {
         return false;
     }
-    smol_packed_note(op, op->op == GGML_OP_MUL_MAT ? place.layout : nullptr, "streamed as it lies in the file");
+    const bool product = op->op == GGML_OP_MUL_MAT;
+    smol_packed_note(op, product ? place.layout : nullptr,
+                     product && place.repacked ? nullptr : "streamed as it lies in the file");
     return true;
 }
 

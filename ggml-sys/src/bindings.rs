@@ -37,7 +37,7 @@ pub const LLAMA_STATE_SEQ_FLAGS_SWA_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: u32 = 1;
 pub const LLAMA_STATE_SEQ_FLAGS_ON_DEVICE: u32 = 2;
 pub const LLAMA_DRY_MAX_SEQ_BREAKERS: u32 = 64;
-pub const SMOL_ABI_VERSION: u32 = 5;
+pub const SMOL_ABI_VERSION: u32 = 6;
 pub type ggml_abort_callback_t =
     ::std::option::Option<unsafe extern "C" fn(error_message: *const ::std::os::raw::c_char)>;
 pub const GGML_STATUS_ALLOC_FAILED: ggml_status = -2;
@@ -2562,6 +2562,7 @@ pub struct smol_stream_place {
     pub tensor: i32,
     pub layout: *const smol_layout,
     pub rows_only: bool,
+    pub repacked: bool,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -2573,6 +2574,8 @@ const _: () = {
         [::std::mem::offset_of!(smol_stream_place, layout) - 8usize];
     ["Offset of field: smol_stream_place::rows_only"]
         [::std::mem::offset_of!(smol_stream_place, rows_only) - 16usize];
+    ["Offset of field: smol_stream_place::repacked"]
+        [::std::mem::offset_of!(smol_stream_place, repacked) - 17usize];
 };
 impl Default for smol_stream_place {
     fn default() -> Self {
@@ -6441,6 +6444,15 @@ unsafe extern "C" {
     pub fn smol_paging_set(pager: *const smol_pager) -> smol_status;
     pub fn smol_streaming_set(streamer: *const smol_streamer) -> smol_status;
     pub fn smol_paged_layout(type_: ggml_type, k: i64) -> *const smol_layout;
+    pub fn smol_repacked_rows(type_: ggml_type, columns: i64, rows: i64) -> i64;
+    pub fn smol_repack(
+        type_: ggml_type,
+        columns: i64,
+        rows: i64,
+        plain: *const ::std::os::raw::c_void,
+        n: i64,
+        packed: *mut ::std::os::raw::c_void,
+    );
     pub fn smol_pack_cache_set(cache: *const smol_pack_cache) -> smol_status;
     pub fn smol_matrix_new(
         params: *const smol_matrix_params,

@@ -24,10 +24,10 @@ use crate::kernels;
 use crate::layouts::LayoutOptions;
 use crate::memory::human;
 use crate::model::{Inner, Model, files_lost};
-use crate::pack_cache::{CachedWeights, Kind, ModelCache, PackCache, PackCacheStatistics};
+use crate::pack_cache::{CachedWeights, Kind, Mapped, ModelCache, PackCache, PackCacheStatistics};
 use crate::paging::{PagedModel, Paging};
 use crate::placement::{self, Decision, Placement, Wishes};
-use crate::plan::{self, MemoryPlan, PlannedContext, Streamed};
+use crate::plan::{self, Matrix, MemoryPlan, PlannedContext, Streamed};
 use crate::streaming::{StreamedModel, Streaming};
 use crate::weight_stream::{self, WeightStream};
 
@@ -35,7 +35,9 @@ use crate::weight_stream::{self, WeightStream};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LoadMode {
-    /// Read, if the weights fit into the available memory with room to spare, otherwise mapped.
+    /// Read, if the weights fit into the available memory with room to spare. Otherwise the experts of a mixture are paged
+    /// ([`ExpertPager`]), and the file of another model is mapped, unless [`ram`](ModelBuilder::ram) lets its weights be
+    /// streamed.
     #[default]
     Auto,
     /// Read into memory of the process. Nothing that happens to the file afterwards has an effect.
@@ -324,7 +326,7 @@ impl ModelBuilder {
             self.overrides.push(experts_override(files.metadata(), used)?);
         }
         let metadata = overridden(files.metadata(), &self.overrides)?;
-        check(&files, &metadata, &self.path)?;
+        check(&files, (!self.overrides.is_empty()).then_some(&metadata), &self.path)?;
         self.check_cancelled()?;
         let available = Memory::probe().usable();
         let routed = RoutedExperts::find(files.shards(), &metadata)?;
@@ -360,6 +362,7 @@ impl ModelBuilder {
             stream: stream.as_ref(),
             readers: self.readers,
             may_stream: self.ram.is_some() && !mapped && ffi::pager::can_page(),
+            cached: self.packs_into(&prepared.layouts, self.repack).is_some(),
         };
         placement::decide(files, metadata, routed.as_ref(), wishes)
     }
@@ -377,9 +380,9 @@ impl ModelBuilder {
 
     fn load_unplaced(mut self) -> Result<Model> {
         let prepared = self.prepare()?;
-        let Decision { placement, n_ubatch, .. } = self.decide(&prepared, self.planned)?;
+        let Decision { placement, n_ubatch, needs, .. } = self.decide(&prepared, self.planned)?;
         let mode = self.mode_of(&prepared, &placement)?;
-        let Prepared { files, metadata, pager, stream, routed, mut layouts, .. } = prepared;
+        let Prepared { files, metadata, pager, stream, routed, mut layouts, available } = prepared;
         let fingerprint = files.fingerprint()?;
         let cache = self.cache(Kind::Experts, &files, fingerprint, &layouts, self.repack);
         let paged = match (&routed, &placement) {
@@ -392,18 +395,31 @@ impl ModelBuilder {
         self.check_cancelled()?;
         let (paged, cached_experts) = paged.unzip();
         let cached_experts = cached_experts.flatten();
-        let stream = stream.or_else(|| Some(WeightStream::read_by(self.readers)));
-        let streamed = match &placement {
-            Placement::Streamed(streamed) => Some(start_stream(&files, stream, streamed)?),
-            _ => None,
-        };
-        let guard = self.guard(paged.as_ref(), streamed.as_ref())?;
         // A packed copy of what is mapped because it does not fit would not fit either.
         let copies = self.mode != LoadMode::Auto || mode != RawLoadMode::Mmap;
         layouts.enabled &= copies;
         let repack = copies && self.repack;
-        let cached = self.cache(Kind::Resident, &files, fingerprint, &layouts, repack);
-        let mut cached = cached.map(|cache| CachedWeights::open(cache, cached_experts));
+        let cache = self.cache(Kind::Weights, &files, fingerprint, &layouts, repack);
+        let stream = stream.unwrap_or_else(|| WeightStream::read_by(self.readers));
+        let streamed = match &placement {
+            Placement::Streamed(chosen) => {
+                let matrices = &needs.weights.matrices;
+                Some(self.stream(&files, &stream, chosen, matrices, cache.as_ref())?)
+            }
+            _ => None,
+        };
+        self.check_cancelled()?;
+        let (streamed, cached_streamed) = streamed.unzip();
+        let guard = self.guard(paged.as_ref(), streamed.as_ref())?;
+        // What was chosen to stay in memory is read, and so is everything for those who asked for that.
+        let whole = matches!(placement, Placement::Whole);
+        let map_plain = whole && self.mode == LoadMode::Auto && mode == RawLoadMode::Read;
+        let mapped =
+            Mapped { plain: map_plain.then_some(&files), whole: streamed.is_none(), available };
+        let mut cached = cache.map(|cache| CachedWeights::open(cache, cached_experts, &mapped));
+        if let Some(cached) = &mut cached {
+            cached.note_streamed(cached_streamed.flatten());
+        }
         let mapped = matches!(mode, RawLoadMode::Mmap | RawLoadMode::Mlock);
         let mapping = mapped.then(|| Arc::new(MappingGuard::new(files.paths())));
         let guarded = mapping.clone();
@@ -433,7 +449,7 @@ impl ModelBuilder {
         files.iter().try_for_each(FileState::check_unchanged)?;
         if let Some(cached) = &mut cached {
             cached.keep(&raw, packed, self.cancel.as_ref());
-            cached.check_unchanged()?;
+            cached.check_unchanged(&files)?;
             if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
                 return Err(Error::cancelled("loading the model"));
             }
@@ -489,9 +505,34 @@ impl ModelBuilder {
         let mut paging = Paging::new(files, metadata, routed, io)?;
         let cached = cache.and_then(|cache| paging.use_cache(cache, io, self.cancel.as_ref()));
         let record = self.record_experts.as_deref();
+        if let Some(record) = record
+            && files.paths().iter().any(|file| smol_gguf::is_same_file(file, record))
+        {
+            let message = "experts can't be recorded into the model's own file; choose another one";
+            return Err(Error::invalid(message).with_path(record));
+        }
         let pager = pager.cloned().unwrap_or_else(|| ExpertPager::read_by(self.readers));
         let paged = paging.start(&pager, budget, record)?;
         Ok((paged, cached))
+    }
+
+    /// Sets up the streaming that was chosen, of some of these matrices.
+    fn stream(
+        &self,
+        files: &ModelFiles,
+        options: &WeightStream,
+        chosen: &Streamed,
+        matrices: &[Matrix],
+        cache: Option<&ModelCache>,
+    ) -> Result<(StreamedModel, Option<PackCacheStatistics>)> {
+        // llama.cpp's own form is read from a cache; packing it anew for each token would cost more than it brings.
+        let repack = self.repack && cache.is_some();
+        let mut streaming = Streaming::new(files, &chosen.names, repack, options)?;
+        let names: Vec<_> = matrices.iter().map(|matrix| &*matrix.name).collect();
+        let cached = cache.and_then(|cache| {
+            streaming.use_cache(files, &names, cache, options.io, self.cancel.as_ref())
+        });
+        Ok((streaming.start(chosen, options)?, cached))
     }
 
     /// The cache of packed weights, if one was asked for and weights may come from there.
@@ -503,10 +544,14 @@ impl ModelBuilder {
         layouts: &LayoutOptions,
         repack: bool,
     ) -> Option<ModelCache> {
+        let cache = self.packs_into(layouts, repack)?;
+        Some(ModelCache::new(&cache, kind, files, fingerprint, layouts, repack))
+    }
+
+    /// The folder of the cache, in the same way.
+    fn packs_into(&self, layouts: &LayoutOptions, repack: bool) -> Option<PackCache> {
         let cache = self.pack_cache.clone().or_else(engines::pack_cache)?;
-        let packs = repack || layouts.enabled;
-        (packs && !self.check_tensors)
-            .then(|| ModelCache::new(&cache, kind, files, fingerprint, layouts, repack))
+        Some(cache).filter(|_| (repack || layouts.enabled) && !self.check_tensors)
     }
 
     fn check_cancelled(&self) -> Result<()> {
@@ -550,31 +595,20 @@ impl ModelBuilder {
     }
 }
 
-/// Sets up the streaming that was asked for, or that the limits of memory ask for.
-pub(crate) fn start_stream(
-    files: &ModelFiles,
-    asked: Option<WeightStream>,
-    chosen: &Streamed,
-) -> Result<StreamedModel> {
-    let options = asked.unwrap_or_default();
-    let streaming = Streaming::new(files, &chosen.names, &options)?;
-    // What the choice supposed may be a bit too little for the ends of reads.
-    let zone = match options.zone.asked() {
-        Some(asked) => asked,
-        None => chosen.zone.max(streaming.least_zone(&options)),
-    };
-    streaming.start(zone, &options)
-}
-
 /// Whether weights of so many bytes leave room for the caches of a context and for the rest of the machine.
 fn fits(bytes: u64, available: Option<u64>) -> bool {
     available.is_none_or(|available| bytes.saturating_add(bytes / 4) <= available)
 }
 
-/// Refuses files that llama.cpp must not see.
-fn check(files: &ModelFiles, metadata: &Metadata, path: &Path) -> Result<()> {
-    let shards = files.shards().clone().with_metadata(metadata.clone());
-    let report = smol_gguf::check_shards(&shards, Depth::Header);
+/// Refuses files that llama.cpp must not see; `metadata` are those with overrides, if there are any.
+fn check(files: &ModelFiles, metadata: Option<&Metadata>, path: &Path) -> Result<()> {
+    let report = match metadata {
+        None => smol_gguf::check_shards(files.shards(), Depth::Header),
+        Some(metadata) => {
+            let shards = files.shards().clone().with_metadata(metadata.clone());
+            smol_gguf::check_shards(&shards, Depth::Header)
+        }
+    };
     let warnings = report.into_result().map_err(|error| gguf_error(error, path))?;
     for warning in warnings {
         // Other files are fine as such, but were not checked as models.

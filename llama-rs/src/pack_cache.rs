@@ -1,11 +1,12 @@
 //! Packed weights that are kept on flash from one load to the next.
 
+use std::collections::HashSet;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use smol_engine::machine::Memory;
 pub use smol_engine::pack_cache::{CacheFile, CacheState};
-use smol_engine::pack_cache::{Folder, Key, PackedFile, Source, Unusable, Writer};
+use smol_engine::pack_cache::{Folder, Key, PackedFile, Prefetch, Source, Unusable, Weight};
 
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
@@ -14,6 +15,7 @@ use crate::ffi::model::RawModel;
 use crate::ffi::pack_cache::{self as raw, Placed};
 use crate::files::{FileState, ModelFiles};
 use crate::layouts::LayoutOptions;
+use crate::plain_weights::PlainWeights;
 
 /// `[pack_cache]`: a folder that keeps packed weights, so that the next load maps them and neither reads nor packs.
 ///
@@ -63,6 +65,9 @@ pub struct PackCacheStatistics {
     /// The same for experts that are paged: a hit is a tensor that the pager reads packed, and nothing is mapped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<Box<PackCacheStatistics>>,
+    /// The same for weights that are streamed: a hit is a matrix that is read packed each time it is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streamed: Option<Box<PackCacheStatistics>>,
 }
 
 impl PackCache {
@@ -111,8 +116,8 @@ pub(crate) struct ModelCache {
 /// What a cache may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The weights that are in memory.
-    Resident,
+    /// Weights that are in memory, or are streamed.
+    Weights,
     /// Experts as a pager reads them.
     Experts,
 }
@@ -139,7 +144,7 @@ impl ModelCache {
             cpu: cpu(),
             build: build(),
             layouts: match kind {
-                Kind::Resident => choice,
+                Kind::Weights => choice,
                 Kind::Experts => format!("experts; {choice}"),
             },
         };
@@ -158,11 +163,37 @@ impl ModelCache {
             written_mb: 0.0,
             note: None,
             experts: None,
+            streamed: None,
         }
     }
 
+    /// Opens the file once it has all of these weights, for an engine that reads from it. Those that it lacks are written:
+    /// `pack` writes the bytes of the one of a number. `None`: they can't be, and the statistics say why.
+    pub(crate) fn complete(
+        &self,
+        wanted: &[Weight],
+        statistics: &mut PackCacheStatistics,
+        pack: impl Fn(usize, &mut dyn Write) -> std::io::Result<()>,
+    ) -> Option<PackedFile> {
+        let whole = |file: &PackedFile| wanted.iter().all(|weight| file.find(weight).is_some());
+        let found = self.find(statistics);
+        let is_there =
+            |weight: &Weight| found.as_ref().is_some_and(|file| file.find(weight).is_some());
+        let missing: Vec<_> =
+            (0..wanted.len()).filter(|number| !is_there(&wanted[*number])).collect();
+        statistics.hits = wanted.len() - missing.len();
+        statistics.misses = missing.len();
+        if missing.is_empty() {
+            return found;
+        }
+        let added: Vec<_> = missing.iter().map(|number| &wanted[*number]).collect();
+        let written = self
+            .write(found.as_ref(), &added, statistics, |number, out| pack(missing[number], out));
+        written.then(|| PackedFile::open(&self.path, &self.key).ok())?.filter(whole)
+    }
+
     /// Opens the file, if it fits; notes why not.
-    pub(crate) fn find(&self, statistics: &mut PackCacheStatistics) -> Option<PackedFile> {
+    fn find(&self, statistics: &mut PackCacheStatistics) -> Option<PackedFile> {
         let error = match PackedFile::open(&self.path, &self.key) {
             Ok(file) if !self.verify => return Some(file),
             Ok(file) => match file.verify() {
@@ -178,19 +209,30 @@ impl ModelCache {
         None
     }
 
-    /// Opens the file that was just written.
-    pub(crate) fn find_again(&self) -> Option<PackedFile> {
-        PackedFile::open(&self.path, &self.key).ok()
-    }
-
-    /// Writes the file, or notes why that can't be done.
-    pub(crate) fn write(
+    /// Writes the file with these weights, whose bytes `pack` writes by number, and with all others that an older one has;
+    /// or notes why that can't be done.
+    fn write(
         &self,
-        bytes: u64,
+        old: Option<&PackedFile>,
+        weights: &[&Weight],
         statistics: &mut PackCacheStatistics,
-        weights: impl FnOnce(&mut Writer<'_>) -> std::io::Result<()>,
+        pack: impl Fn(usize, &mut dyn Write) -> std::io::Result<()>,
     ) -> bool {
-        match self.folder.write(&self.path, &self.key, bytes, weights) {
+        let names: HashSet<_> = weights.iter().map(|weight| &weight.name).collect();
+        let kept = old.into_iter().flat_map(PackedFile::weights);
+        let kept: Vec<_> = kept.filter(|weight| !names.contains(&weight.name)).collect();
+        let bytes = kept.iter().chain(weights).map(|weight| weight.bytes).sum();
+        let written = self.folder.write(&self.path, &self.key, bytes, |writer| {
+            for weight in kept {
+                // What a fault of the disk has changed must not get a hash that fits.
+                if let Some(bytes) = old.and_then(|old| old.verified(weight)) {
+                    writer.add(weight, |out| out.write_all(bytes))?;
+                }
+            }
+            let mut numbers = weights.iter().enumerate();
+            numbers.try_for_each(|(number, weight)| writer.add(weight, |out| pack(number, out)))
+        });
+        match written {
             Ok(len) => {
                 statistics.written_mb = megabytes(len);
                 true
@@ -212,22 +254,43 @@ pub(crate) struct CachedWeights {
 }
 
 struct Found {
+    /// Ends before what it reads.
+    _prefetch: Option<Prefetch>,
     guard: MappingGuard,
     /// Keeps the file's identity: another one may come under its name.
     state: FileState,
     file: PackedFile,
+    /// The weights that are not packed, if they are mapped too.
+    plain: Option<PlainWeights>,
+}
+
+/// How the weights of a cache are mapped.
+pub(crate) struct Mapped<'a> {
+    /// The model's files, if what is not packed is to be mapped too.
+    pub(crate) plain: Option<&'a ModelFiles>,
+    /// Whether the whole file will be used.
+    pub(crate) whole: bool,
+    /// Bytes of memory that can be filled, if known.
+    pub(crate) available: Option<u64>,
 }
 
 impl CachedWeights {
-    /// Looks for the file of a model that is about to be loaded.
-    pub(crate) fn open(cache: ModelCache, experts: Option<PackCacheStatistics>) -> Self {
+    /// Looks for the file of a model that is about to be loaded, and begins to read it.
+    pub(crate) fn open(
+        cache: ModelCache,
+        experts: Option<PackCacheStatistics>,
+        mapped: &Mapped<'_>,
+    ) -> Self {
         let mut statistics = cache.statistics();
         statistics.experts = experts.map(Box::new);
         let found = cache.find(&mut statistics).and_then(|file| {
             let state = FileState::of(&cache.path).ok()?;
+            let fits = mapped.available.is_none_or(|available| available > state.len());
+            let _prefetch = (mapped.whole && fits).then(|| file.prefetch());
             let guard = MappingGuard::new(vec![cache.path.clone()]);
             guard.refresh();
-            Some(Found { guard, state, file })
+            let plain = mapped.plain.and_then(PlainWeights::map);
+            Some(Found { _prefetch, guard, state, file, plain })
         });
         Self { cache, found, statistics }
     }
@@ -237,7 +300,8 @@ impl CachedWeights {
         &self,
         load: impl FnOnce() -> Result<T>,
     ) -> Result<(T, Vec<Placed>)> {
-        raw::during_load(self.found.as_ref().map(|found| &found.file), load)
+        let found = self.found.as_ref();
+        raw::during_load(found.map(|found| (&found.file, found.plain.as_ref())), load)
     }
 
     /// Keeps the weights of a loaded model for the next load, if they are not there yet.
@@ -250,33 +314,27 @@ impl CachedWeights {
         // A weight that a model holds twice is kept once.
         let mut names = std::collections::HashSet::new();
         placed.retain(|one| names.insert(one.weight.name.clone()));
-        let bytes = |cached: bool| {
-            let of = placed.iter().filter(|one| one.cached == cached);
-            of.map(|one| one.weight.bytes).sum::<u64>()
-        };
-        let (mapped, packed) = (bytes(true), bytes(false));
-        self.statistics.hits = placed.iter().filter(|one| one.cached).count();
-        self.statistics.misses = placed.len() - self.statistics.hits;
-        self.statistics.mapped_mb = megabytes(mapped);
-        if let Some(found) = &self.found
-            && Memory::probe().usable().is_none_or(|usable| usable > mapped)
-        {
-            found.file.read_ahead();
-        }
+        let (mapped, packed): (Vec<_>, Vec<_>) = placed.iter().partition(|one| one.cached);
+        self.statistics.hits = mapped.len();
+        self.statistics.misses = packed.len();
+        self.statistics.mapped_mb = megabytes(mapped.iter().map(|one| one.weight.bytes).sum());
         if self.statistics.misses == 0 {
             if placed.is_empty() {
                 self.statistics.note = Some("no weight of this model is packed".to_owned());
             }
             return;
         }
-        self.cache.write(mapped + packed, &mut self.statistics, |writer| {
-            placed.iter().try_for_each(|one| {
-                if cancel.is_some_and(CancelToken::is_cancelled) {
-                    return Err(std::io::Error::other("loading was cancelled"));
-                }
-                writer.add(&one.weight, |out| out.write_all(one.bytes(model)))
-            })
+        let weights: Vec<_> = packed.iter().map(|one| &one.weight).collect();
+        let old = self.found.as_ref().map(|found| &found.file);
+        self.cache.write(old, &weights, &mut self.statistics, |number, out| {
+            go_on(cancel)?;
+            out.write_all(packed[number].bytes(model))
         });
+    }
+
+    /// Notes what the cache did for weights that are streamed.
+    pub(crate) fn note_streamed(&mut self, streamed: Option<PackCacheStatistics>) {
+        self.statistics.streamed = streamed.map(Box::new);
     }
 
     pub(crate) fn statistics(&self) -> &PackCacheStatistics {
@@ -284,13 +342,22 @@ impl CachedWeights {
     }
 
     /// Refuses to compute with weights that are not in the file any more, or to trust what was computed with them.
-    pub(crate) fn check_unchanged(&self) -> Result<()> {
+    /// `files` are those of the model.
+    pub(crate) fn check_unchanged(&self, files: &[FileState]) -> Result<()> {
         let Some(found) = &self.found else { return Ok(()) };
         found.state.check_not_shortened()?;
-        match found.guard.was_hit() {
-            true => Err(crate::model::files_lost(&self.cache.path)),
-            false => Ok(()),
+        if found.guard.was_hit() {
+            return Err(crate::model::files_lost(&self.cache.path));
         }
+        found.plain.iter().try_for_each(|plain| plain.check_unchanged(files))
+    }
+}
+
+/// Ends the writing of a cache when the load is cancelled.
+pub(crate) fn go_on(cancel: Option<&CancelToken>) -> std::io::Result<()> {
+    match cancel.is_some_and(CancelToken::is_cancelled) {
+        true => Err(std::io::Error::other("loading was cancelled")),
+        false => Ok(()),
     }
 }
 

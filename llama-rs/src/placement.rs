@@ -34,6 +34,8 @@ pub(crate) struct Wishes<'a> {
     pub(crate) readers: Option<usize>,
     /// Whether a dense model that does not fit into `ram` may be streamed.
     pub(crate) may_stream: bool,
+    /// Whether packed weights are read from a cache.
+    pub(crate) cached: bool,
 }
 
 /// Where the weights are.
@@ -97,7 +99,7 @@ pub(crate) fn decide(
     let needs = Needs {
         ram: ram.unwrap_or(u64::MAX),
         asked: wishes.ram.is_some(),
-        weights: Weights::find(files.shards(), metadata),
+        weights: Weights { packed: wishes.cached, ..Weights::find(files.shards(), metadata) },
         pool_floor: pool.or(floor),
         stream: wishes.may_stream.then(StreamWishes::default),
         n_ctx: wishes.planned.n_ctx(metadata),

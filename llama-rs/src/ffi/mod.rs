@@ -22,6 +22,7 @@ pub(crate) mod pack_cache;
 pub(crate) mod pager;
 pub(crate) mod panics;
 pub(crate) mod quantize;
+pub(crate) mod repacked;
 pub(crate) mod stream;
 pub(crate) mod threadpool;
 pub(crate) mod vocab;

@@ -18,6 +18,8 @@ pub(crate) struct StreamedTensor {
     /// Number among the stream's tensors.
     pub(crate) tensor: u32,
     pub(crate) layout: Option<RawLayout>,
+    /// Whether it lies in memory as llama.cpp packs it.
+    pub(crate) repacked: bool,
     /// Whether only single rows of it are read.
     pub(crate) rows_only: bool,
     /// Bytes of a row in the file.
@@ -171,6 +173,7 @@ extern "C" fn on_place(
         tensor: tensor.tensor as i32,
         layout: tensor.layout.map_or(std::ptr::null(), RawLayout::as_ptr),
         rows_only: tensor.rows_only,
+        repacked: tensor.repacked,
     };
     // SAFETY: the overlay passes room for one (streamed_weights.cpp).
     unsafe { out.write(place) };

@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
-use smol_engine::io::{DirectFile, IoChoice};
-use smol_engine::pack_cache::{PackedFile, Weight};
+use smol_engine::io::IoChoice;
+use smol_engine::pack_cache::Weight;
 
 use super::{Form, Paging};
 use crate::cancel::CancelToken;
-use crate::pack_cache::{ModelCache, PackCacheStatistics};
+use crate::pack_cache::{ModelCache, PackCacheStatistics, go_on};
 
 /// A tensor of experts that is packed.
 struct Packed {
@@ -33,31 +33,20 @@ impl Paging<'_> {
             return None;
         }
         let mut statistics = cache.statistics();
-        let whole = |file: PackedFile| places(&file, &packed).map(|places| (file, places));
-        let mut found = cache.find(&mut statistics).and_then(whole);
-        if found.is_some() {
-            statistics.hits = packed.len();
-        } else {
-            statistics.misses = packed.len();
-            let bytes = packed.iter().map(|one| one.weight.bytes).sum();
-            let written = cache.write(bytes, &mut statistics, |writer| {
-                packed
-                    .iter()
-                    .try_for_each(|one| writer.add(&one.weight, |out| self.pack(one, out, cancel)))
-            });
-            if written {
-                found = cache.find_again().and_then(whole);
-            }
-        }
-        let (file, places) = found?;
-        match DirectFile::open_with(file.path(), io) {
+        let wanted: Vec<_> = packed.iter().map(|one| one.weight.clone()).collect();
+        let file = cache.complete(&wanted, &mut statistics, |number, out| {
+            self.pack(&packed[number], out, cancel)
+        });
+        let Some(file) = file else { return Some(statistics) };
+        match file.open_direct(io) {
             Ok(opened) => self.opened.push(Arc::new(opened)),
             Err(error) => {
                 statistics.note = Some(error.to_string());
                 return Some(statistics);
             }
         }
-        for (one, place) in packed.iter().zip(places) {
+        for one in &packed {
+            let Some(place) = file.offset(&one.weight) else { continue };
             let tensor = &mut self.layers[one.layer].tensors[one.tensor];
             tensor.file = self.opened.len() - 1;
             tensor.offset = place;
@@ -101,18 +90,11 @@ impl Paging<'_> {
         let mut plain = vec![0; tensor.stride as usize];
         let mut packed = vec![0; one.form.bytes()];
         for _ in 0..layer.experts {
-            if cancel.is_some_and(CancelToken::is_cancelled) {
-                return Err(io::Error::other("loading was cancelled"));
-            }
+            go_on(cancel)?;
             file.read_exact(&mut plain)?;
             one.form.layout.pack_into(one.form.columns, &plain, one.form.stride, &mut packed);
             out.write_all(&packed)?;
         }
         Ok(())
     }
-}
-
-/// Where each tensor begins in the file; `None` unless all are there.
-fn places(file: &PackedFile, packed: &[Packed]) -> Option<Vec<u64>> {
-    packed.iter().map(|one| file.offset(&one.weight)).collect()
 }

@@ -81,6 +81,7 @@ pub(crate) fn page_for_upstream(
         pager: Some(&pager),
         stream: None,
         may_stream: false,
+        cached: false,
     };
     let decision = decide(&files, &metadata, Some(&routed), wishes)?;
     let Placement::Paged(budget) = decision.placement else { return Ok(None) };

@@ -20,7 +20,7 @@ pub(crate) use needs::{Needs, Split};
 pub(crate) use program::program_bytes;
 pub use program::usable_ram;
 pub(crate) use streamed::{StreamWishes, Streamed};
-pub(crate) use weights::Weights;
+pub(crate) use weights::{Matrix, Weights};
 
 /// How a model will run: its memory by part, what is read for a token, and what would make it faster.
 ///

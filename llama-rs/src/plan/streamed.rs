@@ -17,7 +17,7 @@ pub(crate) struct Streamed {
     pub(crate) zone: u64,
     /// Bytes of all weights that stay in memory.
     pub(crate) resident: u64,
-    /// Bytes that are read from the file for a token.
+    /// Bytes that are read for a token, from the file or from a cache.
     pub(crate) read: u64,
     /// Bytes of the streamed tensors in the file.
     pub(crate) file_bytes: u64,
@@ -87,7 +87,8 @@ fn share(
     let (kept, streamed) = (of(true), of(false));
     let (table, row) = weights.rows.as_ref().map_or((0, 0), |rows| (rows.bytes, rows.row_bytes));
     let rows = weights.rows.iter().map(|rows| rows.name.clone());
-    let read: u64 = streamed.iter().map(|matrix| matrix.file_bytes).sum();
+    let read: u64 = streamed.iter().map(|matrix| weights.read_bytes(matrix)).sum();
+    let file_bytes: u64 = streamed.iter().map(|matrix| matrix.file_bytes).sum();
     // More than all of them would stay empty.
     let all = streamed.iter().map(|matrix| matrix.place).sum::<u64>() + ZONE_EXTRA;
     Some(Streamed {
@@ -95,7 +96,7 @@ fn share(
         zone: if wishes.zone.is_some() { zone } else { zone.min(all) },
         resident: fixed + kept.iter().map(|matrix| matrix.bytes).sum::<u64>(),
         read: read + row,
-        file_bytes: read + table,
+        file_bytes: file_bytes + table,
     })
 }
 
@@ -228,6 +229,20 @@ mod tests {
         let choice = choose(&weights, enough - 1, StreamWishes::default()).unwrap();
         assert!(choice.names.len() > 1);
         assert!(choice.zone >= GOOD_ZONE || choice.zone >= streamed_bytes(&choice));
+    }
+
+    #[test]
+    fn from_a_cache_packed_bytes_are_read() {
+        let mut weights = weights();
+        for matrix in &mut weights.matrices {
+            matrix.place += 1000;
+        }
+        let budget = 300 * MIB;
+        let plain = choose(&weights, budget, StreamWishes::default()).unwrap();
+        weights.packed = true;
+        let packed = choose(&weights, budget, StreamWishes::default()).unwrap();
+        let matrices = packed.names.len() as u64 - 1;
+        assert_eq!(packed, Streamed { read: plain.read + matrices * 1000, ..plain });
     }
 
     #[test]

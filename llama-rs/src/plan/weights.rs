@@ -42,6 +42,8 @@ pub(crate) struct Weights {
     pub(crate) experts_used: (u64, u64),
     /// What could be streamed, in the order of its use; the head last.
     pub(crate) matrices: Vec<Matrix>,
+    /// Whether those that are packed are read packed, from a cache.
+    pub(crate) packed: bool,
     /// The head.
     pub(crate) head: u64,
     /// A table of embeddings that is nothing else.
@@ -133,6 +135,11 @@ impl Weights {
         let used = used.min(experts);
         self.experts_used.0 += one * used;
         self.experts_used.1 += info.n_bytes() / experts * used;
+    }
+
+    /// Bytes that are read for each use of a matrix that does not stay.
+    pub(crate) fn read_bytes(&self, matrix: &Matrix) -> u64 {
+        if self.packed { matrix.place } else { matrix.file_bytes }
     }
 
     /// Bytes that a token reads from memory.

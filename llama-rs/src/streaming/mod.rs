@@ -1,30 +1,31 @@
 //! Setting up the streamed weights of a model that is about to be loaded.
 
+mod cached;
+mod form;
+
 use std::collections::HashMap;
 #[cfg(feature = "tools")]
 use std::path::Path;
 use std::sync::Arc;
 
 use smol_engine::io::{DirectFile, ReadAt};
-use smol_engine::stream::{Packer, Stream, StreamTensor};
+use smol_engine::stream::{Stream, StreamTensor};
 use smol_gguf::{Gguf, TensorInfo};
 
 use crate::error::{Error, Result};
 #[cfg(feature = "tools")]
 use crate::expert_pager::has_experts;
-use crate::ffi::kernels::RawLayout;
-use crate::ffi::pager::layout_of;
 use crate::ffi::stream::{StreamedTensor, StreamedWeights, error_of};
 use crate::files::{ModelFiles, gguf_error};
 #[cfg(feature = "tools")]
 use crate::guard::Guard;
 #[cfg(feature = "tools")]
-use crate::model_builder::start_stream;
-#[cfg(feature = "tools")]
 use crate::placement::{Placement, Wishes, decide};
 #[cfg(feature = "tools")]
 use crate::plan::PlannedContext;
+use crate::plan::Streamed;
 use crate::weight_stream::WeightStream;
+use form::Form;
 
 /// Name of the table of embeddings, and of a head of its own.
 const TABLE: &str = "token_embd.weight";
@@ -73,10 +74,12 @@ pub(crate) fn stream_for_upstream(
         pager: None,
         stream: Some(&stream),
         may_stream: false,
+        cached: false,
     };
     let decision = decide(&files, &metadata, None, wishes)?;
     let Placement::Streamed(chosen) = decision.placement else { return Ok(None) };
-    start_stream(&files, Some(stream.clone()), &chosen)?.keep().map(Some)
+    let streaming = Streaming::new(&files, &chosen.names, false, &stream)?;
+    streaming.start(&chosen, &stream)?.keep().map(Some)
 }
 
 /// The tensors of a model that are to be streamed, in the form in which kernels will read them.
@@ -84,23 +87,26 @@ pub(crate) struct Streaming {
     opened: Vec<Arc<dyn ReadAt>>,
     tensors: Vec<StreamTensor>,
     places: HashMap<String, StreamedTensor>,
+    repack: bool,
 }
 
 impl Streaming {
     /// Opens the files, and lays the tensors of these names out as this thread has
-    /// [chosen](crate::ffi::layouts::choose). A table of embeddings that is no head is only read by row.
+    /// [chosen](crate::ffi::layouts::choose), others with `repack` as llama.cpp does. A table of embeddings that is no head is
+    /// only read by row.
     ///
     /// # Errors
     /// If there is no such tensor, it is not one matrix, or a file cannot be opened.
     pub(crate) fn new<S: AsRef<str>>(
         files: &ModelFiles,
         names: &[S],
+        repack: bool,
         options: &WeightStream,
     ) -> Result<Self> {
         let opened = DirectFile::open_all(files.paths(), options.io);
         let opened = opened.map_err(|error| error_of(error.into()))?;
         let untied = files.shards().tensor(HEAD).is_some();
-        let mut streaming = Self { opened, tensors: Vec::new(), places: HashMap::new() };
+        let mut streaming = Self { opened, tensors: Vec::new(), places: HashMap::new(), repack };
         for name in names {
             let name = name.as_ref();
             let found = files.shards().iter().enumerate().find_map(|(number, file)| {
@@ -121,7 +127,7 @@ impl Streaming {
         info: &TensorInfo,
         rows_only: bool,
     ) -> Result<()> {
-        let [columns, rows, matrices, rest] = info.dims();
+        let [_, rows, matrices, rest] = info.dims();
         if matrices * rest != 1 || rows < 2 {
             let message = format!("`{}` cannot be streamed: it is not one matrix", info.name());
             return Err(Error::invalid(message));
@@ -130,13 +136,14 @@ impl Streaming {
         let offset = file.file_offset(info).map_err(|error| gguf_error(error, path()))?;
         let size = info.n_bytes();
         let row_bytes = (size / rows) as usize;
-        let layout = if rows_only { None } else { layout_of(info.ty().id(), columns) };
-        let form = layout.map(|layout| Form { layout, columns: columns as usize, row_bytes });
+        let form = Form::of(info, self.repack).filter(|_| !rows_only);
         let bytes = match &form {
             _ if rows_only => 0,
-            Some(form) => form.layout.packed_bytes(form.columns, rows as usize),
+            Some(form) => form.bytes(),
             None => size as usize,
         };
+        let layout = form.and_then(|form| form.layout());
+        let repacked = form.is_some() && layout.is_none();
         let tensor = self.tensors.len() as u32;
         self.tensors.push(StreamTensor {
             name: info.name().to_owned(),
@@ -146,43 +153,29 @@ impl Streaming {
             bytes,
             row_bytes,
             rows,
-            group_rows: layout.map_or(0, RawLayout::rows),
+            group_rows: form.map_or(0, |form| form.group_rows()),
+            packed: None,
             packer: form.map(|form| Arc::new(form) as _),
         });
         let file = number as u16;
-        let place = StreamedTensor { tensor, layout, rows_only, row_bytes, file, offset, size };
+        let place =
+            StreamedTensor { tensor, layout, repacked, rows_only, row_bytes, file, offset, size };
         match self.places.insert(info.name().to_owned(), place) {
             Some(_) => Err(Error::invalid(format!("`{}` is to be streamed twice", info.name()))),
             None => Ok(()),
         }
     }
 
-    /// The least zone for these tensors.
-    pub(crate) fn least_zone(&self, options: &WeightStream) -> u64 {
-        Stream::floor(&self.opened, &self.tensors, &options.config(u64::MAX))
-    }
-
-    /// Makes the stream. `zone`: bytes of memory for it.
+    /// Makes the stream, in the memory that was chosen.
     ///
     /// # Errors
-    /// If the zone does not hold the largest tensor, or the system gives no memory or no thread.
-    pub(crate) fn start(self, zone: u64, options: &WeightStream) -> Result<StreamedModel> {
+    /// If the zone that was asked for does not hold the largest tensor, or the system gives no memory or no thread.
+    pub(crate) fn start(self, chosen: &Streamed, options: &WeightStream) -> Result<StreamedModel> {
+        // What the choice supposed may be a bit too little for the ends of reads.
+        let least = || Stream::floor(&self.opened, &self.tensors, &options.config(u64::MAX));
+        let zone = options.zone.asked().unwrap_or_else(|| chosen.zone.max(least()));
         let stream =
             Stream::new(self.opened, self.tensors, &options.config(zone)).map_err(error_of)?;
         Ok(StreamedModel { weights: StreamedWeights::new(stream, self.places) })
-    }
-}
-
-/// How a matrix is packed, any whole groups of its rows at a time.
-struct Form {
-    layout: RawLayout,
-    columns: usize,
-    /// Bytes of a plain row.
-    row_bytes: usize,
-}
-
-impl Packer for Form {
-    fn pack(&self, plain: &[u8], packed: &mut [u8]) {
-        self.layout.pack_into(self.columns, plain, self.row_bytes, packed);
     }
 }

@@ -1,5 +1,6 @@
 //! Models whose weights are streamed: they compute what resident ones do, and fail in an orderly way.
 
+mod cached;
 #[path = "../common/engines.rs"]
 mod engines;
 mod exact;

@@ -4,11 +4,14 @@ use super::format::{
     HEAD_BYTES, Index, Key, Place, TRAILER_BYTES, Weight, check_head, hash_of, index_place,
     read_index,
 };
-use super::mapping::Mapping;
+use super::mapping::MappedFile;
+use super::prefetch::Prefetch;
+use crate::io::{DirectFile, Identity, IoChoice};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Why a cache file is not used.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +35,8 @@ pub enum Unusable {
 #[derive(Debug)]
 pub struct PackedFile {
     path: PathBuf,
-    map: Mapping,
+    identity: Identity,
+    map: Arc<MappedFile>,
     places: HashMap<String, Place>,
 }
 
@@ -49,9 +53,10 @@ impl PackedFile {
         if let Some(what) = key.difference(&index.key) {
             return Err(Unusable::Stale(what));
         }
-        let map = Mapping::new(&file).map_err(Unusable::Io)?;
+        let map = MappedFile::new(&file).map_err(Unusable::Io)?;
         let places = index.weights.into_iter().map(|place| (place.weight.name.clone(), place));
-        Ok(Self { path: path.to_owned(), map, places: places.collect() })
+        let identity = Identity::of(&file.metadata().map_err(Unusable::Io)?);
+        Ok(Self { path: path.to_owned(), identity, map: Arc::new(map), places: places.collect() })
     }
 
     /// Returns where the file is.
@@ -81,13 +86,37 @@ impl PackedFile {
         self.place(weight).map(|place| place.offset)
     }
 
+    /// Returns the weights, in the order in which they lie in the file.
+    pub fn weights(&self) -> impl Iterator<Item = &Weight> {
+        let mut places: Vec<_> = self.places.values().collect();
+        places.sort_unstable_by_key(|place| (place.offset, place.weight.bytes));
+        places.into_iter().map(|place| &place.weight)
+    }
+
+    /// Opens the file once more, to be read past the page cache at the [offsets](Self::offset) of weights. It stays the
+    /// one that it is when another one gets its name, or when it is removed.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or another file has got its name since.
+    pub fn open_direct(&self, choice: IoChoice) -> crate::io::Result<DirectFile> {
+        DirectFile::open_same(&self.path, choice, &self.identity)
+    }
+
+    /// Returns the packed bytes of a weight as [`find`](Self::find) does, if they are as they were written.
+    pub fn verified(&self, weight: &Weight) -> Option<&[u8]> {
+        let hash = self.place(weight)?.hash;
+        self.find(weight).filter(|bytes| hash_of(bytes) == hash)
+    }
+
     fn place(&self, weight: &Weight) -> Option<&Place> {
         self.places.get(&weight.name).filter(|place| place.weight == *weight)
     }
 
-    /// Lets the system read the file ahead of its use.
-    pub fn read_ahead(&self) {
-        self.map.read_ahead();
+    /// Gets the weights' pages ready ahead of their use, on a thread.
+    pub fn prefetch(&self) -> Prefetch {
+        let ends = self.places.values().map(|place| place.offset + place.weight.bytes);
+        let end = ends.max().unwrap_or(0).min(self.map.len() as u64);
+        Prefetch::start(Arc::clone(&self.map), 0..end as usize)
     }
 
     /// Compares all bytes with their hashes, which reads the whole file.
@@ -98,8 +127,7 @@ impl PackedFile {
         let mut places: Vec<_> = self.places.values().collect();
         places.sort_unstable_by_key(|place| place.offset);
         for place in places {
-            let bytes = self.find(&place.weight).unwrap_or_default();
-            if hash_of(bytes) != place.hash {
+            if self.verified(&place.weight).is_none() {
                 let message = format!("{} is damaged", place.weight.name);
                 return Err(Unusable::Damaged(message));
             }
@@ -110,14 +138,16 @@ impl PackedFile {
 
 /// Opens a file and returns its length.
 fn open(path: &Path) -> Result<(File, u64), Unusable> {
-    let file = File::open(path).map_err(|error| match error.kind() {
+    let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Unusable::Missing,
         _ => Unusable::Io(error),
-    })?;
-    let attributes = file.metadata().map_err(Unusable::Io)?;
-    if !attributes.is_file() {
+    };
+    // Before it is opened: a pipe would wait for its other end.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(Unusable::Damaged("it is no file".to_owned()));
     }
+    let file = File::open(path).map_err(failed)?;
+    let attributes = file.metadata().map_err(Unusable::Io)?;
     Ok((file, attributes.len()))
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::io::IoChoice;
 use proptest::prelude::*;
 use std::fs;
 use std::io::{self, Write};
@@ -49,6 +50,29 @@ fn add_all(writer: &mut Writer<'_>) -> io::Result<()> {
     })
 }
 
+#[test]
+fn a_file_that_is_read_directly_stays_the_one_that_was_opened() {
+    let (_temporary, folder, path) = written();
+    let file = PackedFile::open(&path, &key()).unwrap();
+    let names: Vec<_> = file.weights().map(|weight| weight.name.clone()).collect();
+    assert_eq!(names, weights().map(|(weight, _)| weight.name).collect::<Vec<_>>());
+    let direct = file.open_direct(IoChoice::Auto).unwrap();
+    folder.write(&path, &key(), 20_000, add_all).unwrap();
+    direct.check_unchanged().unwrap();
+    let (weight, bytes) = weights().nth(4).unwrap();
+    let start = file.offset(&weight).unwrap();
+    let mut buffer = direct.buffer(bytes.len());
+    let range = start..start + bytes.len() as u64;
+    assert_eq!(direct.read_range(range, &mut buffer).unwrap(), bytes);
+    // Another file is there now, whatever it holds.
+    assert!(file.open_direct(IoChoice::Auto).is_err());
+    let again = PackedFile::open(&path, &key()).unwrap();
+    let direct = again.open_direct(IoChoice::Auto).unwrap();
+    fs::remove_file(&path).unwrap();
+    direct.check_unchanged().unwrap();
+    assert!(again.open_direct(IoChoice::Auto).is_err());
+}
+
 fn written() -> (TempDir, Folder, PathBuf) {
     let temporary = tempfile::tempdir().unwrap();
     let folder = Folder::new(temporary.path().join("new"));
@@ -72,7 +96,7 @@ fn what_was_written_is_found() {
     assert_eq!(names(folder.path()), [path.file_name().unwrap().to_str().unwrap()]);
     let file = PackedFile::open(&path, &key()).unwrap();
     file.verify().unwrap();
-    file.read_ahead();
+    let _prefetch = file.prefetch();
     assert_eq!((file.len(), file.is_empty()), (LENGTHS.len(), false));
     for (weight, bytes) in weights() {
         let found = file.find(&weight).unwrap();
