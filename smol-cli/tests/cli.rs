@@ -5,20 +5,28 @@ mod common;
 use common::{output, smol};
 use std::process::{Command, Stdio};
 
-const COMMANDS: [&str; 13] = [
-    "run",
-    "chat",
-    "perplexity",
-    "bench",
-    "inspect",
-    "kernels",
-    "tokenize",
-    "trace",
-    "pull",
-    "recut",
-    "models",
-    "doctor",
-    "completions",
+const COMMANDS: [&[&str]; 21] = [
+    &["run"],
+    &["chat"],
+    &["perplexity"],
+    &["bench"],
+    &["plan"],
+    &["inspect"],
+    &["kernels"],
+    &["tokenize"],
+    &["trace"],
+    &["trace", "record"],
+    &["trace", "sim"],
+    &["vocab"],
+    &["vocab", "select"],
+    &["pull"],
+    &["recut"],
+    &["models"],
+    &["cache"],
+    &["cache", "list"],
+    &["cache", "clear"],
+    &["doctor"],
+    &["completions"],
 ];
 
 fn run(args: &[&str], code: i32) -> (String, String) {
@@ -31,8 +39,8 @@ fn help_texts() {
     let (top, _) = run(&["--help"], 0);
     insta::assert_snapshot!("help", top);
     for command in COMMANDS {
-        let (text, _) = run(&[command, "--help"], 0);
-        insta::assert_snapshot!(format!("help_{command}"), text);
+        let (text, _) = run(&[command, &["--help"]].concat(), 0);
+        insta::assert_snapshot!(format!("help_{}", command.join("_")), text);
     }
 }
 

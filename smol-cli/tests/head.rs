@@ -131,9 +131,19 @@ fn wrong_selections_are_refused() {
             2,
             "3 tokens cannot be kept",
         ),
+        (
+            vec!["vocab", "select", "-m", "model.gguf", "--keep", "1025", "--corpus", "texts"],
+            2,
+            "1025 tokens cannot be kept",
+        ),
         ([&recut[..], &["--head-ids", "bad.txt"]].concat(), 1, "line 2 is no token id: x"),
         ([&recut[..], &["--head-ids", "far.txt"]].concat(), 1, "not those of this model"),
         ([&recut[..], &["--head-from", "texts"]].concat(), 2, "--keep <N>"),
+        (
+            [&recut[..], &["--head-from", "texts", "--keep", "1025"]].concat(),
+            2,
+            "--keep 1025: the head has 1024 rows",
+        ),
     ] {
         let (_, error) = folder.smol(&args, code);
         assert!(error.contains(message), "{args:?}: {error}");

@@ -106,6 +106,28 @@ fn pipes_that_end_early_or_are_something_else_leave_nothing() {
     }
 }
 
+/// While nothing comes, too, be it an answer or bytes.
+#[test]
+#[cfg(target_os = "linux")]
+fn waiting_for_a_server_is_broken_off() {
+    let folder = Folder::new(Arch::Llama, TensorType::F16);
+    // One that takes connections and says nothing, one that says nothing after a while.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stalling = Server::start(folder.bytes.clone(), |_| Answer::Stall(1000));
+    let silent = format!("http://{}/model.gguf", silent.local_addr().unwrap());
+    for url in [silent, stalling.url()] {
+        let child = folder.piped(&["--merge", &url, "new.gguf"]);
+        process::let_wait(&child);
+        let id = child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        let done = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(130), "{url}: {stderr}");
+        assert!(stderr.contains("stopped; nothing was written"), "{stderr}");
+        assert_eq!(folder.names(), ["model.gguf"]);
+    }
+}
+
 /// While nothing comes, too.
 #[test]
 #[cfg(target_os = "linux")]
@@ -221,6 +243,7 @@ fn matrices_become_what_the_quantizer_makes_of_them() {
         }
         assert!(converted > 10, "{ty}: {converted}");
         assert_eq!(report["requantized"]["tensors"], converted);
+        assert_eq!(new.get("general.file_type"), reference.get("general.file_type"), "{ty}");
         // What is converted while it comes through a pipe is the same.
         let mut child = folder.piped(&["--requantize", &change, "-", "piped.gguf", "--force"]);
         child.stdin.take().unwrap().write_all(&folder.bytes).unwrap();
@@ -229,6 +252,21 @@ fn matrices_become_what_the_quantizer_makes_of_them() {
             fs::read(folder.path("piped.gguf")).unwrap()
                 == fs::read(folder.path("new.gguf")).unwrap()
         );
+    }
+}
+
+#[test]
+fn the_file_type_is_that_of_most_bytes_unless_it_is_said() {
+    let folder = Folder::new(Arch::Llama, TensorType::F16);
+    for (args, ty) in [
+        (&["*=q4_0"][..], Some(Value::U32(2))),
+        (&["*.attn_q.weight=q4_0"], Some(Value::U32(1))),
+        (&["*=q4_0", "--set", "general.file_type=15"], Some(Value::U32(15))),
+        (&["*=q4_0", "--unset", "general.file_type"], None),
+    ] {
+        let files = ["--force", "model.gguf", "new.gguf"];
+        folder.recut(&[&["--requantize"], args, &files].concat(), 0);
+        assert_eq!(folder.open("new.gguf").get("general.file_type"), ty.as_ref(), "{args:?}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Arguments that several commands share, and what is made of them.
 
+mod answer;
 mod compute;
 mod layouts;
 mod load;
@@ -10,6 +11,7 @@ mod sampling;
 mod statistics;
 mod stream;
 
+pub use answer::AnswerArgs;
 pub use compute::{ComputeArgs, clamped_threads};
 pub use layouts::{LayoutArgs, LayoutReport, measured};
 pub use load::{bits_per_weight, load_model, load_vocabulary};

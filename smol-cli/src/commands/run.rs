@@ -1,22 +1,17 @@
 //! `smol run`: answers one prompt.
 
-use crate::arguments::{
-    ComputeArgs, EngineStatistics, GrammarArgs, LayoutArgs, LayoutReport, PagerArgs, PromptArgs,
-    SamplingArgs, bits_per_weight, load_model,
-};
+use crate::arguments::{AnswerArgs, EngineStatistics, GrammarArgs, LayoutReport};
 use crate::cli::Global;
 use crate::failure::notice;
 use crate::interrupt;
-use crate::model::ModelArg;
 use crate::running::Running;
 use anyhow::Result;
 use serde::Serialize;
 use smol_engine::machine::peak_rss;
 use smolmaxxing::CancelToken;
-use smolmaxxing::chat::Message;
 use smolmaxxing::generation::{Finish, GenerateOptions, Generation, Stats};
 use smolmaxxing::loops::LoopOptions;
-use smolmaxxing::session::{ChatOptions, Session};
+use smolmaxxing::session::Session;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -25,28 +20,12 @@ use std::time::{Duration, Instant};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    model: ModelArg,
-    #[command(flatten)]
-    layouts: LayoutArgs,
-    #[command(flatten)]
-    prompt: PromptArgs,
-    /// Most tokens of the answer [default: until its end, or until the context is full]
-    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
-    tokens: Option<usize>,
-    /// Complete the text as it is, without the model's chat template
-    #[arg(long)]
-    raw: bool,
+    answer: AnswerArgs,
     /// Print one JSON object at the end instead of the text
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
     grammar: GrammarArgs,
-    #[command(flatten)]
-    compute: ComputeArgs,
-    #[command(flatten)]
-    pager: PagerArgs,
 }
 
 #[derive(Serialize)]
@@ -76,27 +55,24 @@ struct Outcome {
 
 /// Answers the prompt on standard output.
 pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
-    let prompt = args.prompt.read()?;
+    let prompt = args.answer.prompt.read()?;
     let grammar = args.grammar.read()?;
-    let path = args.model.path(global)?;
+    let path = args.answer.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let _running = Running::start(global, "run", &path, args.pager.ram());
+    let _running = Running::start(global, "run", &path, args.answer.pager.ram());
 
     let start = Instant::now();
     let mut layouts = None;
-    let model = load_model(&path, &cancel, |model| {
-        let model = model.layouts(args.layouts.options(global));
-        args.pager.apply(model).planned_context(args.compute.planned())
-    });
+    let model = args.answer.load(&path, global, &cancel, |model| model);
     let session = model.and_then(|model| {
         layouts = Some(LayoutReport::from(&model.layout_summary()));
-        let mut sampler = args.sampling.builder(bits_per_weight(&model));
+        let mut sampler = args.answer.sampler(&model);
         if let Some(grammar) = grammar {
             sampler = sampler.grammar(grammar);
         }
         let sampler = sampler.build(&model)?;
-        Session::new(args.compute.build(&model, &cancel)?, sampler)
+        Session::new(args.answer.compute.build(&model, &cancel)?, sampler)
     });
     let load = start.elapsed();
     let outcome = match session {
@@ -109,7 +85,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
             layouts,
             engines: EngineStatistics::default(),
         },
-        Err(error) => return Err(args.pager.explain(error)),
+        Err(error) => return Err(args.answer.pager.explain(error)),
     };
     finish(args, outcome)
 }
@@ -121,21 +97,13 @@ fn answer(
     cancel: &CancelToken,
 ) -> Result<Outcome> {
     let generate = GenerateOptions {
-        max_tokens: args.tokens,
+        max_tokens: args.answer.tokens,
         // Where nothing else ends an answer that goes round in circles.
-        loop_detector: args.tokens.is_none().then(LoopOptions::default),
+        loop_detector: args.answer.tokens.is_none().then(LoopOptions::default),
         cancel: Some(cancel.clone()),
         ..GenerateOptions::default()
     };
-    let generation = if args.raw {
-        session.generate(prompt, &generate)?
-    } else {
-        if let Some(warning) = session.chat_template().warning() {
-            notice(warning);
-        }
-        let options = ChatOptions { generate, ..ChatOptions::default() };
-        session.chat(&[Message::user(prompt)], &options)?
-    };
+    let generation = args.answer.answer(&mut session, prompt, generate)?;
     let mut text = String::new();
     let (finish, stats) = stream(generation, |piece| {
         text.push_str(piece);

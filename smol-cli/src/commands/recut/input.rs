@@ -155,28 +155,31 @@ impl Interruptible {
     }
 
     fn wait(&self, wish: Wish) -> io::Result<Vec<u8>> {
-        self.wishes.send(wish).map_err(|_| gone())?;
-        received(&self.replies, &self.stop)?
+        let received = match self.wishes.send(wish) {
+            Ok(()) => received(&self.replies, &self.stop),
+            Err(_) => Err(gone()),
+        };
+        received.map_err(io::Error::from)?
     }
 }
 
 /// Waits for what the thread that reads has to say.
-fn received<T>(from: &Receiver<T>, stop: &AtomicBool) -> io::Result<T> {
+fn received<T>(from: &Receiver<T>, stop: &AtomicBool) -> smol_gguf::Result<T> {
     const STEP: Duration = Duration::from_millis(50);
     loop {
         match from.recv_timeout(STEP) {
             Ok(reply) => return Ok(reply),
             Err(RecvTimeoutError::Disconnected) => return Err(gone()),
             Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
-                return Err(smol_gguf::Error::from(ErrorKind::Stopped).into());
+                return Err(ErrorKind::Stopped.into());
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
     }
 }
 
-fn gone() -> io::Error {
-    io::Error::other("the thread that reads has ended")
+fn gone() -> smol_gguf::Error {
+    io::Error::other("the thread that reads has ended").into()
 }
 
 impl Read for Interruptible {

@@ -1,21 +1,16 @@
 //! `smol trace record`: writes down which experts a model uses.
 
-use crate::arguments::{
-    ComputeArgs, LayoutArgs, PagerArgs, PromptArgs, SamplingArgs, bits_per_weight, load_model,
-    pager_line, read_text,
-};
+use crate::arguments::{AnswerArgs, pager_line, read_text};
 use crate::cli::Global;
 use crate::commands::run::stream;
 use crate::failure::{Failure, notice};
 use crate::interrupt;
-use crate::model::ModelArg;
 use crate::progress;
 use crate::units::bytes;
 use anyhow::{Context as _, Result};
 use serde::Serialize;
-use smolmaxxing::chat::Message;
 use smolmaxxing::generation::{Finish, GenerateOptions};
-use smolmaxxing::session::{ChatOptions, Session};
+use smolmaxxing::session::Session;
 use smolmaxxing::{Batch, CancelToken, Context, Model, PagerStatistics, SeqId};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -26,35 +21,23 @@ use std::process::ExitCode;
 /// The model answers a prompt, or goes through a text token by token as if it had written it. The
 /// trace can be simulated with other pools (`smol trace sim`) and warms up later runs (`--warm`).
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("tokens", |arg| arg.help(TOKENS)))]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelArg,
     /// File to write the trace to; it is created or replaced
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    #[command(flatten)]
-    prompt: PromptArgs,
     /// Go through this text instead of answering a prompt
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file"])]
     text: Option<PathBuf>,
-    /// Most tokens of the answer or the text [default: 512 for an answer, the whole text]
-    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
-    tokens: Option<usize>,
-    /// Complete the prompt as it is, without the model's chat template
-    #[arg(long)]
-    raw: bool,
+    #[command(flatten)]
+    answer: AnswerArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    layouts: LayoutArgs,
-    #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
-    compute: ComputeArgs,
-    #[command(flatten)]
-    pager: PagerArgs,
 }
+
+const TOKENS: &str =
+    "Most tokens of the answer or the text [default: 512 for an answer, the whole text]";
 
 /// Tokens of an answer if nothing else is said.
 const DEFAULT_TOKENS: usize = 512;
@@ -81,19 +64,18 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     if let (Some(""), Some(path)) = (text.as_deref(), &args.text) {
         return Err(Failure::usage(format!("{} is empty", path.display())).into());
     }
-    let prompt = if text.is_none() { args.prompt.read()? } else { String::new() };
-    if args.tokens == Some(0) {
+    let prompt = if text.is_none() { args.answer.prompt.read()? } else { String::new() };
+    if args.answer.tokens == Some(0) {
         return Err(Failure::usage("-n 0: there would be nothing to record").into());
     }
-    let path = args.model.path(global)?;
+    let path = args.answer.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let model = load_model(&path, &cancel, |model| {
-        let model = model.layouts(args.layouts.options(global)).record_experts(&args.output);
-        args.pager.apply(model).planned_context(args.compute.planned())
-    });
-    let model = model.map_err(|error| args.pager.explain(error))?;
-    let context = args.compute.build(&model, &cancel).map_err(|error| args.pager.explain(error))?;
+    let explain = |error| args.answer.pager.explain(error);
+    let model =
+        args.answer.load(&path, global, &cancel, |model| model.record_experts(&args.output));
+    let model = model.map_err(explain)?;
+    let context = args.answer.compute.build(&model, &cancel).map_err(explain)?;
     let recorded = match text {
         Some(text) => go_through(args, &model, context, &text, &cancel)?,
         None => answer(args, &model, context, prompt, &cancel)?,
@@ -116,21 +98,16 @@ fn answer(
     prompt: String,
     cancel: &CancelToken,
 ) -> Result<Recorded> {
-    let sampler = args.sampling.builder(bits_per_weight(model)).build(model)?;
+    let sampler = args.answer.sampler(model).build(model)?;
     let mut session = Session::new(context, sampler)?;
-    let max_tokens = args.tokens.unwrap_or(DEFAULT_TOKENS);
+    let max_tokens = args.answer.tokens.unwrap_or(DEFAULT_TOKENS);
     let generate = GenerateOptions {
         max_tokens: Some(max_tokens),
         cancel: Some(cancel.clone()),
         ..GenerateOptions::default()
     };
     let bar = progress::steps("recording", max_tokens as u64);
-    let generation = if args.raw {
-        session.generate(prompt, &generate)?
-    } else {
-        let options = ChatOptions { generate, ..ChatOptions::default() };
-        session.chat(&[Message::user(prompt)], &options)?
-    };
+    let generation = args.answer.answer(&mut session, prompt, generate)?;
     let streamed = stream(generation, |_| {
         bar.inc(1);
         Ok(())
@@ -152,7 +129,7 @@ fn go_through(
     cancel: &CancelToken,
 ) -> Result<Recorded> {
     let mut tokens = model.vocab().tokenize(text, true)?;
-    tokens.truncate(args.tokens.unwrap_or(usize::MAX));
+    tokens.truncate(args.answer.tokens.unwrap_or(usize::MAX));
     let bar = progress::steps("recording", tokens.len() as u64);
     let n_ctx = context.n_ctx();
     let mut batch = Batch::new();
