@@ -168,6 +168,6 @@ mod schema {
         let started = common::time::computed();
         let (text, finish) = constrained(&model, &grammar, 1, 20);
         assert!(text == "\"yes\"" || text == "\"no\"", "{text} {finish}");
-        assert!((common::time::computed() - started).as_secs() < 5);
+        assert!((common::time::computed() - started).as_secs() < 15);
     }
 }

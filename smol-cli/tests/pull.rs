@@ -214,7 +214,7 @@ fn next_source_is_tried_with_a_notice() {
     let bench = Bench::new(&content, &[nobody, url(&missing), url(&server)]);
     let start = Instant::now();
     let (_, stderr) = output(&mut bench.pull(), 0);
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(30));
     let notices: Vec<_> = stderr.lines().filter(|line| line.contains("; trying ")).collect();
     assert_eq!(notices.len(), 2, "{stderr}");
     assert!(notices[0].contains("127.0.0.1:1"), "{stderr}");

@@ -132,13 +132,13 @@ impl Drop for Gate {
 
 /// Waits until something is so.
 pub fn eventually(is_so: impl Fn() -> bool) {
-    for _ in 0..5000 {
+    for _ in 0..30_000 {
         if is_so() {
             return;
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-    panic!("it did not happen within 10 seconds");
+    panic!("it did not happen within a minute");
 }
 
 impl ReadAt for Fake {

@@ -1,9 +1,9 @@
 //! Reads ahead: promoted, cancelled, useful, late, wasted.
 
-use crate::fixture::{Fake, Shape, eventually, layer};
+use crate::fixture::{Fake, Outcome, Shape, eventually, layer};
 use smol_engine::expert::{Pager, PagerConfig};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn one_reader() -> (Arc<Pager>, Arc<Fake>) {
     Shape::SMALL.pager(&PagerConfig { readers: 1, ..PagerConfig::default() }, 1)
@@ -150,10 +150,15 @@ fn unused_predictions_that_leave_are_wasted() {
 #[test]
 fn a_prediction_that_fails_fails_nobody() {
     let (pager, file) = one_reader();
-    file.script(|_, _| crate::fixture::Outcome::Fails(std::io::ErrorKind::Other));
+    let failed = Arc::new(AtomicBool::new(false));
+    let first = Arc::clone(&failed);
+    file.script(move |_, _| match first.swap(true, Ordering::SeqCst) {
+        false => Outcome::Fails(std::io::ErrorKind::Other),
+        true => Outcome::Good,
+    });
     pager.predict(0, &[6]);
-    eventually(|| file.reads.load(Ordering::SeqCst) > 0);
-    file.script(|_, _| crate::fixture::Outcome::Good);
+    eventually(|| failed.load(Ordering::SeqCst));
+    // The only reader reads these after it has told of the failure.
     assert!(layer(&pager, &file.data, 1, 1, &[0, 6]));
     pager.end(1).unwrap();
     assert!(layer(&pager, &file.data, 1, 0, &[0, 6]));
