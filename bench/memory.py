@@ -2,6 +2,7 @@
 import json
 import os
 import statistics
+import subprocess
 import time
 
 import fences
@@ -92,43 +93,56 @@ def parallel_flash(readers=4, blocks=100):
     return read / seconds
 
 
-def part_cache(_state):
-    """Loads of a packed model: packing, writing a cache, mapping it; and stock's start with a memory map."""
-    folder = os.path.join(options.folder, "packed")
-    command = [options.smol, "run", "-m", options.packed, "--raw", "-p", "Once", "-n", "1", "-c", "256", "-t",
-               str(options.threads), "--temp", "0", "--json"]
-    program = os.path.join(options.stock, "llama-completion")
-    stocks = [program, "-m", options.packed, "-p", "Once", "-n", "1", "-c", "256", "-t", str(options.threads), "--temp", "0",
-              "-no-cnv", "--no-warmup", "-nr"]
-    got = {"without": [], "warm": [], "stock": []}
-    loads = {"without": [], "warm": []}
+def first_output(command):
+    """Starts a program: (seconds until the first byte of its output, seconds until its end)."""
+    start = time.monotonic()
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+        first = program.stdout.read(1)
+        seconds = time.monotonic() - start
+        program.stdout.read()
+    if program.returncode or not first:
+        raise Died(f"{os.path.basename(command[0])} ended with {program.returncode}")
+    return seconds, time.monotonic() - start
 
-    def once(name, argv):
-        start = time.monotonic()
-        out = run(argv, cold=False)[0]
-        got[name].append(time.monotonic() - start)
-        if name in loads:
-            loads[name].append(json.loads(out)["load_s"])
+
+def part_cache(_state):
+    """Starts of a packed model: packing, writing a cache, mapping it; and stock's with a memory map and plain kernels."""
+    folder = os.path.join(options.folder, "packed")
+    told = ["-m", options.packed, "-p", "The sky is", "-n", "1", "-c", "256", "-t", str(options.threads), "--temp", "0"]
+    plain = [options.smol, "run", "--raw", *told]
+    cached = [*plain, "--pack-cache", folder]
+    commands = {"without a cache": plain, "warm cache": cached}
+    program = os.path.join(options.stock, "llama-completion")
+    if os.access(program, os.X_OK):
+        commands["stock, mmap, -nr"] = [program, *told, "-no-cnv", "--no-warmup", "--no-display-prompt", "-nr"]
+    loads = {name: [] for name in commands}
+    firsts, wholes, cold = ({name: [] for name in commands} for _ in range(3))
     try:
         run([options.smol, "cache", "clear", "--pack-cache", folder], cold=False)
-        start = time.monotonic()
-        run([*command, "--pack-cache", folder], cold=False)
-        first = time.monotonic() - start
+        packing = json.loads(run([*cached, "--json"], cold=False)[0])
+        file = packing["cache"]["file"]
         for _ in range(options.rounds):
-            once("without", command)
-            once("warm", [*command, "--pack-cache", folder])
-            if os.access(program, os.X_OK):
-                once("stock", stocks)
+            for name, command in commands.items():
+                if command[0] == options.smol:
+                    loads[name].append(json.loads(run([*command, "--json"], cold=False)[0])["load_s"])
+                first, whole = first_output(command)
+                firsts[name].append(first)
+                wholes[name].append(whole)
+        # From the disk.
+        for _ in range(min(options.rounds, 3)):
+            for name, command in commands.items():
+                for path in (options.packed, file):
+                    fences.forget(path)
+                cold[name].append(first_output(command)[0])
     except Died as error:
         say(str(error))
         return
-    rows = [["without a cache", spread(loads["without"]), spread(got["without"])],
-            ["cold: packs and writes", "", f"{first:.2f}"],
-            ["warm", spread(loads["warm"]), spread(got["warm"])]]
-    if got["stock"]:
-        rows.append(["stock, mmap, not packed", "", spread(got["stock"])])
-    table(f"{os.path.getsize(options.packed) / 1e6:.0f} MB in the page cache", ["run", "load, s", "whole program with one token, s"],
-          rows)
+    rows = [[name, spread(loads[name], 3) if loads[name] else "", spread(firsts[name], 3), spread(wholes[name], 3),
+             spread(cold[name])] for name in commands]
+    rows.insert(0, ["packs and writes the cache", packing["load_s"]])
+    table(f"{os.path.basename(options.packed)}: {os.path.getsize(options.packed) / 1e6:.0f} MB, cache of "
+          f"{os.path.getsize(file) / 1e6:.0f} MB, in the page cache; seconds",
+          ["run", "load", "first token", "whole program", "first token, from the disk"], rows)
 
 
 def part_head(_state):

@@ -50,7 +50,7 @@ if [ -z "$model" ]; then
     deep "$model"
 fi
 packed=$folder/dense-1gb.gguf
-case ,$parts, in *,cache,*) deep "$packed" --layers 27 ;; esac
+case ,$parts, in *,cache,*) deep "$packed" --columns 1536 --heads 24 --units 4096 --layers 64 ;; esac
 
 limit=900000000
 # shellcheck source=bench/fences.sh

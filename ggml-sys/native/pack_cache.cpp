@@ -15,11 +15,15 @@ namespace {
 // Of the models that this thread loads.
 thread_local const smol_pack_cache * current;
 
-smol_packed_weight describe(const ggml_tensor * tensor, const smol_layout * layout, size_t bytes) {
+// Which of its layouts upstream takes follows from type, shape and CPU.
+constexpr const char * UPSTREAM = "repack";
+// As the model's file has it.
+constexpr const char * PLAIN = "plain";
+
+smol_packed_weight describe(const ggml_tensor * tensor, const smol_layout * layout, const char * otherwise, size_t bytes) {
     smol_packed_weight w = {};
     w.name = tensor->name;
-    // Which of its layouts upstream takes follows from type, shape and CPU.
-    w.layout = layout ? layout->name : "repack";
+    w.layout = layout ? layout->name : otherwise;
     w.version = layout ? layout->version : 0;
     w.type = tensor->type;
     std::copy_n(tensor->ne, 4, w.ne);
@@ -71,9 +75,48 @@ size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     return smol_pack_cache_find(tensor, nullptr, bytes) ? SMOL_CACHED_BYTES : bytes;
 }
 
+// ---- weights that nobody packs ----
+// The CPU's own type, a static struct too (ggml-backend.cpp:2851), whose buffers are also the memory of the packed types.
+
+decltype(ggml_backend_buffer_type_i::alloc_buffer) plain_alloc_buffer;
+
+const void * find_plain(const ggml_tensor * tensor) {
+    if (!current || tensor->view_src) {
+        return nullptr;
+    }
+    const smol_packed_weight weight = describe(tensor, nullptr, PLAIN, ggml_nbytes(tensor));
+    return current->find(current->ud, &weight);
+}
+
+ggml_status plain_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
+    const bool plain = buffer->buft == ggml_backend_cpu_buffer_type();
+    if (const void * mapped = plain ? find_plain(tensor) : nullptr) {
+        tensor->data = const_cast<void *>(mapped);
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+ggml_backend_buffer_t plain_alloc(ggml_backend_buffer_type_t buft, size_t size) {
+    ggml_backend_buffer_t buffer = plain_alloc_buffer(buft, size);
+    if (buffer && current && !buffer->iface.init_tensor) {
+        buffer->iface.init_tensor = plain_init_tensor;
+    }
+    return buffer;
+}
+
+size_t plain_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
+    return find_plain(tensor) ? SMOL_CACHED_BYTES : ggml_nbytes(tensor);
+}
+
 } // namespace
 
 void smol_pack_cache_init(void) {
+    auto & plain = ggml_backend_cpu_buffer_type()->iface;
+    if (!plain.get_alloc_size) {
+        plain_alloc_buffer = plain.alloc_buffer;
+        plain.alloc_buffer = plain_alloc;
+        plain.get_alloc_size = plain_alloc_size;
+    }
     auto & iface = ggml_backend_cpu_repack_buffer_type()->iface;
     if (iface.get_alloc_size) {
         // Not the type that this was written for: better no cache than a wrong one.
@@ -88,13 +131,13 @@ const void * smol_pack_cache_find(const ggml_tensor * tensor, const smol_layout 
     if (!current) {
         return nullptr;
     }
-    const smol_packed_weight weight = describe(tensor, layout, bytes);
+    const smol_packed_weight weight = describe(tensor, layout, UPSTREAM, bytes);
     return current->find(current->ud, &weight);
 }
 
 void smol_pack_cache_placed(const ggml_tensor * tensor, const smol_layout * layout, size_t bytes) {
     if (current) {
-        const smol_packed_weight weight = describe(tensor, layout, bytes);
+        const smol_packed_weight weight = describe(tensor, layout, UPSTREAM, bytes);
         current->placed(current->ud, &weight, tensor->data);
     }
 }
@@ -109,8 +152,10 @@ bool smol_pack_cache_load(const ggml_tensor * tensor) {
     if (!current || !tensor->buffer) {
         return false;
     }
-    const bool packed = smol_packed_layout(tensor) || tensor->buffer->buft == ggml_backend_cpu_repack_buffer_type();
-    return packed && smol_pack_cached(tensor);
+    const auto * buft = tensor->buffer->buft;
+    const bool ours = smol_packed_layout(tensor) || buft == ggml_backend_cpu_repack_buffer_type() ||
+                      buft == ggml_backend_cpu_buffer_type();
+    return ours && smol_pack_cached(tensor);
 }
 
 smol_status smol_pack_cache_set(const smol_pack_cache * cache) {

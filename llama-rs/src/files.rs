@@ -6,6 +6,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use smol_engine::pack_cache::MappedFile;
 use smol_gguf::{Metadata, Shards};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -80,6 +81,11 @@ impl ModelFiles {
         Ok(hash.digest128())
     }
 
+    /// Maps the files, in the order of the shards.
+    pub(crate) fn map(&self) -> std::io::Result<Vec<MappedFile>> {
+        self.states.iter().map(|state| MappedFile::new(&state.file)).collect()
+    }
+
     pub(crate) fn into_states(self) -> Vec<FileState> {
         self.states
     }
@@ -96,6 +102,14 @@ impl FileState {
             len: attributes.len(),
             modified: attributes.modified().ok(),
         })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
     }
 
     /// Hashes the header and blocks of the data at even distances.
@@ -141,7 +155,7 @@ impl FileState {
 fn hash_range(file: &mut File, from: u64, bytes: u64, hash: &mut Xxh3) -> std::io::Result<()> {
     file.seek(SeekFrom::Start(from))?;
     let mut range = file.take(bytes);
-    let mut buffer = [0; 1 << 12];
+    let mut buffer = vec![0; bytes.min(1 << 18) as usize];
     loop {
         match range.read(&mut buffer) {
             Ok(0) => return Ok(()),

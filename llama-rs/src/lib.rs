@@ -55,6 +55,7 @@ mod pack_cache;
 mod paging;
 pub mod perplexity;
 mod placement;
+mod plain_weights;
 pub mod plan;
 mod quantize;
 mod requantize;

@@ -109,7 +109,8 @@ impl Model {
 
     /// Refuses to compute with weights that are not in the file any more, or to trust what was computed with them.
     pub(crate) fn check_files_unchanged(&self) -> Result<()> {
-        self.inner.cached.iter().try_for_each(CachedWeights::check_unchanged)?;
+        let cached = &self.inner.cached;
+        cached.iter().try_for_each(|cached| cached.check_unchanged(&self.inner.files))?;
         let Some(mapping) = &self.inner.mapping else { return Ok(()) };
         self.inner.files.iter().try_for_each(FileState::check_not_shortened)?;
         if mapping.was_hit() {

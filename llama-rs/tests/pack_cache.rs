@@ -297,3 +297,40 @@ fn a_cache_that_is_shortened_ends_the_decode() {
     assert_eq!(error.kind(), &ErrorKind::FileChanged);
     assert!(error.to_string().contains(".smolpack"), "{error}");
 }
+
+/// Changes the model's file while it is in use: what was mapped shows it, what was read does not.
+#[test]
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn what_is_not_packed_is_mapped_from_the_models_file() {
+    use llama_rs::gguf::Gguf;
+    use std::io::{Seek, SeekFrom, Write};
+
+    let place = Place::new(Arch::Llama, TensorType::Q2_K);
+    let options =
+        TinyOptions { weights: TensorType::Q2_K, tied: Some(false), ..Default::default() };
+    tiny::write(&place.model, Arch::Llama, &options).unwrap();
+    let expected = logits(&place.load(place.cache()));
+    let load = |mode| {
+        let builder = Model::builder(&place.model).load_mode(mode).pack_cache(place.cache());
+        let model = builder.load().unwrap();
+        assert_eq!(statistics(&model).misses, 0);
+        assert_eq!(logits(&model), expected, "{mode:?}");
+        model
+    };
+    let (mapped, read) = (load(LoadMode::Auto), load(LoadMode::Read));
+    let gguf = Gguf::open(&place.model).unwrap();
+    let table = gguf.tensor("token_embd.weight").unwrap();
+    assert!(table.n_bytes() >= 64 << 10, "{} bytes are read", table.n_bytes());
+    let mut file = fs::File::options().write(true).open(&place.model).unwrap();
+    file.seek(SeekFrom::Start(gguf.file_offset(table).unwrap())).unwrap();
+    file.write_all(&vec![0; table.n_bytes() as usize]).unwrap();
+    assert!(logits(&mapped) != expected);
+    assert!(logits(&read) == expected);
+
+    file.set_len(gguf.data_offset()).unwrap();
+    let mut context = mapped.context().n_ctx(64).threads(1, 1).build().unwrap();
+    let error = context.decode(&Batch::sequence(&[Token(5)], 0, SeqId(0))).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::FileChanged);
+    assert!(error.to_string().contains("model.gguf"), "{error}");
+    assert!(logits(&read) == expected);
+}

@@ -12,6 +12,10 @@ use smol_engine::pack_cache::{PackedFile, Weight};
 use super::call;
 use super::model::RawModel;
 use crate::error::{ErrorKind, Result};
+use crate::plain_weights::PlainWeights;
+
+/// The layout of weights that nobody packs (smol.h).
+const PLAIN: &str = "plain";
 
 /// A weight of a model, packed, and where its bytes are.
 pub(crate) struct Placed {
@@ -32,15 +36,15 @@ impl Placed {
 
 /// What the callbacks see.
 struct Shared<'a> {
-    found: Option<&'a PackedFile>,
+    found: Option<(&'a PackedFile, Option<&'a PlainWeights>)>,
     placed: RefCell<Vec<Placed>>,
 }
 
-/// Loads a model whose packed weights come from `found`, as far as they are there; returns where all of them are.
+/// Loads a model whose weights come from `found`, as far as they are there; returns where all packed ones are.
 ///
 /// `found` must stay open as long as the model.
 pub(crate) fn during_load<T>(
-    found: Option<&PackedFile>,
+    found: Option<(&PackedFile, Option<&PlainWeights>)>,
     load: impl FnOnce() -> Result<T>,
 ) -> Result<(T, Vec<Placed>)> {
     /// The thread must not load other models with this cache, whatever happens.
@@ -103,10 +107,16 @@ unsafe fn weight_of(weight: *const sys::smol_packed_weight) -> Weight {
 extern "C" fn on_find(ud: *mut c_void, weight: *const sys::smol_packed_weight) -> *const c_void {
     // SAFETY: `during_load` passes a living `Shared`, and the overlay calls on the loading thread only.
     let shared = unsafe { &*ud.cast::<Shared<'_>>() };
-    let Some(file) = shared.found else { return std::ptr::null() };
+    let Some((file, plain)) = shared.found else { return std::ptr::null() };
     // SAFETY: the overlay passes one (pack_cache.cpp, smol_pack_cache_find).
     let weight = unsafe { weight_of(weight) };
-    let found = catch_unwind(AssertUnwindSafe(|| file.find(&weight).map(<[u8]>::as_ptr)));
+    let found = catch_unwind(AssertUnwindSafe(|| {
+        let bytes = match weight.layout.as_str() {
+            PLAIN => plain.and_then(|plain| plain.find(&weight)),
+            _ => file.find(&weight),
+        };
+        bytes.map(<[u8]>::as_ptr)
+    }));
     found.ok().flatten().map_or(std::ptr::null(), <*const u8>::cast)
 }
 
@@ -122,7 +132,7 @@ extern "C" fn on_placed(
     let data = data.cast::<u8>();
     // A panic would be a fault of ours and must not pass into C; a weight that is not noted is not kept.
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        let found = shared.found.and_then(|file| file.find(&weight));
+        let found = shared.found.and_then(|(file, _)| file.find(&weight));
         let cached = found.is_some_and(|bytes| bytes.as_ptr() == data);
         shared.placed.borrow_mut().push(Placed { weight, cached, data });
     }));

@@ -23,6 +23,8 @@ impl ThreadPool {
         assert_startable(n_threads.saturating_sub(1))?;
         // SAFETY: a pure function of its argument (ggml.c:8261).
         let mut params = unsafe { sys::ggml_threadpool_params_default(n_threads as i32) };
+        // They wait for the first graph, which wakes them up (ggml-cpu.c:3315), and don't poll for it meanwhile.
+        params.paused = true;
         // SAFETY: `params` is initialized; thread creation, the one thing that would abort (ggml-cpu.c:3389), was
         // tried just now.
         let pool = unsafe { sys::ggml_threadpool_new(&mut params) };

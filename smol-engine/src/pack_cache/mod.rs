@@ -25,11 +25,14 @@ mod file;
 mod folder;
 mod format;
 mod mapping;
+mod prefetch;
 mod writer;
 
 pub use file::{PackedFile, Unusable};
 pub use folder::{CacheFile, CacheState, Folder, WriteError};
 pub use format::{Key, Source, Weight};
+pub use mapping::MappedFile;
+pub use prefetch::Prefetch;
 pub use writer::Writer;
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::error::ErrorKind;
 use crate::{Array, Value};
@@ -98,13 +101,36 @@ pub(super) fn check(model: &Model<'_>, report: &mut Report) {
     borders(model, tokenizer, n_tokens, report);
 }
 
+/// Hashes tokens at once, for there are many. No file knows the seed, so that none can have all its tokens collide.
+struct Seeded(u64);
+
+impl BuildHasher for Seeded {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        Self(self.0)
+    }
+}
+
+impl Hasher for Seeded {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = xxh3_64_with_seed(bytes, self.0);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// llama.cpp cuts tokens at a zero byte and renames empty ones before it asserts that all differ.
 fn duplicates<'a>(
     model: &Model<'_>,
     tokens: impl ExactSizeIterator<Item = &'a [u8]>,
     report: &mut Report,
 ) {
-    let mut seen: HashMap<Cow<'_, [u8]>, usize> = HashMap::with_capacity(tokens.len());
+    let hasher = Seeded(RandomState::new().hash_one(0_u64));
+    let mut seen: HashMap<Cow<'_, [u8]>, usize, _> =
+        HashMap::with_capacity_and_hasher(tokens.len(), hasher);
     for (id, token) in tokens.enumerate() {
         let end = token.iter().position(|&b| b == 0).unwrap_or(token.len());
         let token = match &token[..end] {
