@@ -29,6 +29,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[command(
     override_usage = "smol recut EDITS [OPTIONS] <IN> <OUT>\n       \
                       smol recut --punch|--fill <FILE> --copy <COPY> [OPTIONS]",
+    after_help = "Examples:\n  smol recut --requantize '*=q4_K' in.gguf out.gguf\n  \
+                  curl -L URL | smol recut --split 2GB - out\n  \
+                  smol recut --experts-last mixture.gguf last.gguf\n  \
+                  smol recut --head-from texts/ --keep 32768 in.gguf out.gguf",
     group(ArgGroup::new("edits").multiple(true)),
     group(ArgGroup::new("in_place").args(["punch", "fill"]).conflicts_with_all(["edits", "input"]))
 )]
