@@ -35,8 +35,10 @@ export "CFLAGS_$suffix=-g0" "CXXFLAGS_$suffix=-g0"
 # Whoever forgets about the target's compiler finds none.
 export CC=/nonexistent CXX=/nonexistent
 out=$CARGO_TARGET_DIR/$target/release
-# The same features in every call: then each thing is compiled once.
-programs=(--release --target $target -p smol-cli -p llama-tools
+# Rust at full optimization is tested on the machine that builds; what computes here is C++.
+export CARGO_PROFILE_RELEASE_OPT_LEVEL=1
+# The same features in every call, also those of the tests: then each thing is compiled once.
+programs=(--release --target $target -p smol-cli -p llama-tools -p llama-rs
     --features smol-cli/multi-level,llama-tools/multi-level)
 
 say "programs that need dotprod at least"
@@ -117,15 +119,31 @@ variable=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<< $target)
 # Those that depend on how fast a machine is, or are too slow under qemu, run on real machines only.
 tests=(--release --target $target -p ggml-sys -p smol-engine -p llama-rs --features llama-rs/tools,llama-rs/multi-level)
 quick=(--lib --test registry --test one_row --test thread_stack --test kernels --test observe --test worker --test sampler_upstream)
-for cpu in $cpus; do
-    say "tests on $cpu"
-    export "${variable}_RUNNER=/usr/bin/qemu-aarch64-static -cpu $cpu"
+cargo-zigbuild test -q "${tests[@]}" "${quick[@]}" --test running --test pager --no-run
+tests_on() { # CPU ARGUMENT...
+    say "tests on $1"
+    env "${variable}_RUNNER=/usr/bin/qemu-aarch64-static -cpu $1" cargo-zigbuild test -q "${tests[@]}" "${@:2}"
+}
+quick_on() { # CPU
     # One at a time: each has threads of its own, and waiting threads spin. Quantizing is the same code at every level, and
     # so are the walk through the pager's states and the simulated flash, which are long. Nothing is fast there.
-    skip=(--skip expert::state --skip expert::prefetch --skip expert::simulate --skip _128_experts
+    local skip=(--skip expert::state --skip expert::prefetch --skip expert::simulate --skip _128_experts
         --skip recording_is_cheap)
-    [ "$cpu" = max ] || skip+=(--skip quants::)
-    cargo-zigbuild test -q "${tests[@]}" "${quick[@]}" -- --test-threads 1 "${skip[@]}"
-done
-cargo-zigbuild test -q "${tests[@]}" --test running --test pager -- --test-threads 1 decode:: vocab:: exact::floats exact::packed
+    [ "$1" = max ] || skip+=(--skip quants::)
+    tests_on "$1" "${quick[@]}" -- --test-threads 1 "${skip[@]}"
+}
+# Two CPUs at once: one leaves a core idle.
+{
+    quick_on cortex-a53
+    tests_on max --test running --test pager -- --test-threads 1 decode:: vocab:: exact::floats exact::packed
+} > "$work/tests.log" 2>&1 &
+other=$!
+trap 'kill "$other" 2> /dev/null || true' EXIT
+quick_on cortex-a76
+quick_on max
+status=0
+wait "$other" || status=$?
+trap - EXIT
+cat "$work/tests.log"
+[ $status = 0 ] || fail "tests fail, see above"
 say "done"

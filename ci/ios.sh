@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # iOS 12 on an iPad Air, without Apple's SDK: every crate is checked, and the static library for apps is built from all
 # its files and laid out as an XCFramework. What it wants of the system must be in ci/ios/allowed-symbols.txt.
-# Nothing can be linked here. The C++ code is compiled for size, which takes half the time of -O3.
+# Nothing can be linked here. The C++ code is compiled for size, which takes half the time of -O3, and Rust at level 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -10,7 +10,7 @@ ci/cross-install.sh
 # shellcheck source=ci/cross-env.sh
 . ci/cross-env.sh
 cross_env $target
-export CARGO_TARGET_DIR=$root/target/ios IOS_CHECK_OPTIMIZATION=-Os
+export CARGO_TARGET_DIR=$root/target/ios IOS_CHECK_OPTIMIZATION=-Os CARGO_PROFILE_RELEASE_OPT_LEVEL=1
 export CC_aarch64_apple_ios=$root/ci/ios/cc CXX_aarch64_apple_ios=$root/ci/ios/c++ AR_aarch64_apple_ios=$root/ci/ios/ar
 # The cc crate wants one.
 export SDKROOT=$CARGO_TARGET_DIR/no-sdk GGML_SYS_CPU=ipad-air

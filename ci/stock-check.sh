@@ -3,8 +3,9 @@
 # (mixtures also with their experts last) and on both real models, the same tokens with packed layouts, perplexity within 0.1 %. Then our builds of upstream's tools against stock's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# In one call, as each selection of packages has features of its own and is compiled anew.
-cargo build --release -p smol-cli -p testkit -p llama-tools -p smolmaxxing --bins --example greedy_tokens
+# In one call, as each selection of packages has features of its own and is compiled anew; with llama-rs they are those
+# of the tests.
+cargo build --release -p smol-cli -p testkit -p llama-tools -p smolmaxxing -p llama-rs --bins --example greedy_tokens
 smol=target/release/smol
 path_of() {
     $smol models --json | python3 -c 'import json,sys
@@ -12,7 +13,7 @@ print(next(m["path"] for m in json.load(sys.stdin) if m["name"] == sys.argv[1]))
 }
 $smol pull smollm2-135m
 $smol pull gemma3-270m
-ci/stock.sh llama-perplexity llama-quantize llama-completion
+ci/stock.sh --quick llama-perplexity llama-quantize llama-completion
 
 tiny=target/tiny
 rm -rf "$tiny"

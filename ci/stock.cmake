@@ -1,7 +1,12 @@
 # Read by cmake at the end of the stock build's configuration (ci/stock.sh): what the tools share, to parse options and
-# to load models from the net, computes nothing that is compared, and takes half as long at -O1.
+# to load models from the net, computes nothing that is compared, and takes half as long at -O1. With SMOL_QUICK so does
+# the library above ggml: it makes graphs, and gives the same numbers at any level, for it has no fast mathematics.
 function(smol_less_optimized)
-    foreach(target llama-common cpp-httplib)
+    set(targets llama-common cpp-httplib)
+    if(SMOL_QUICK)
+        list(APPEND targets llama)
+    endif()
+    foreach(target ${targets})
         if(TARGET ${target})
             target_compile_options(${target} PRIVATE -O1)
         endif()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds stock llama.cpp of the pinned commit with cmake, for comparison: the same CPU flags as this project's build, no
 # patches, no overlay. Result: target/stock/bin/{llama-bench,llama-perplexity,stock-tokens}.
-# Usage: ci/stock.sh [TARGET...]   (default: llama-bench llama-perplexity)
+# Usage: ci/stock.sh [--quick] [TARGET...]   (default: llama-bench llama-perplexity)
+# --quick: not for measurements of speed (ci/stock.cmake).
 # Needs cmake and ninja (python3 -m pip install cmake ninja) and a release build of `smol`.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,6 +16,9 @@ options=(-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DBUILD_SHARED_LIBS=OFF -DCMAKE_BUI
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF
     -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_CURL=OFF
     "-DCMAKE_PROJECT_llama.cpp_INCLUDE=$root/ci/stock.cmake")
+quick=OFF
+[ "${1:-}" != --quick ] || { quick=ON && shift; }
+options+=("-DSMOL_QUICK=$quick")
 if [ "$(uname -m)" = x86_64 ]; then
     for pair in SSE42:-msse4.2 AVX:-mavx AVX2:-mavx2 FMA:-mfma F16C:-mf16c BMI2:-mbmi2 AVX_VNNI:-mavxvnni \
         AVX512:-mavx512f AVX512_VBMI:-mavx512vbmi AVX512_VNNI:-mavx512vnni AVX512_BF16:-mavx512bf16; do

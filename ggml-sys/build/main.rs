@@ -86,7 +86,7 @@ fn run() -> Result<(), String> {
 
 fn export(tree: &Path, copied: &source::Copied) {
     println!("cargo::metadata=root={}", tree.display());
-    println!("cargo::metadata=tree_sha256={}", copied.digest_with_tools);
+    println!("cargo::metadata=tree_sha256={}", copied.digest);
     println!("cargo::rustc-env=GGML_SYS_TREE={}", tree.display());
 }
 

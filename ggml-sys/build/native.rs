@@ -10,11 +10,12 @@ use crate::files;
 use crate::levels::{self, Names};
 use crate::pin::{Pin, sha256, sha256_parts};
 use crate::series::Series;
-use crate::source::{Copied, write_if_changed};
+use crate::source::{Copied, is_unit, write_if_changed};
 use crate::spelling;
 use crate::stdlib;
 use crate::symbols;
 use crate::vars::Vars;
+use reuse::Objects;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -62,6 +63,14 @@ fn new_build(ndk: Option<&Ndk>, cpp: bool) -> cc::Build {
     build
 }
 
+/// What all groups are compiled with.
+struct Build<'a> {
+    vars: &'a Vars,
+    copied: &'a Copied,
+    /// What earlier runs and other builds have left.
+    known: Objects,
+}
+
 /// Files that are compiled with the same flags.
 struct Group {
     name: String,
@@ -72,7 +81,7 @@ struct Group {
     flags: Vec<String>,
     defines: Vec<(&'static str, Option<String>)>,
     includes: Vec<PathBuf>,
-    /// Changes when any file that the group can read changes.
+    /// Changes when any header that the group can include changes.
     inputs: String,
     warnings: bool,
     ios_version: Option<String>,
@@ -91,7 +100,7 @@ pub fn compile(
     let generated = vars.out_dir.join("generated");
     let models = model_units(&vars.out_dir.join("models"), copied)?;
     let native = vars.manifest_dir.join("native");
-    let native_digest = digest_of(&native)?;
+    let native_headers = digest_of_headers(&native)?;
 
     let in_tree = |names: &[&str]| names.iter().map(|name| tree.join(name)).collect::<Vec<_>>();
     let in_native = |names: &[&str]| names.iter().map(|name| native.join(name)).collect::<Vec<_>>();
@@ -110,7 +119,7 @@ pub fn compile(
         // The hooks header is the one native file that the tree includes.
         inputs: sha256_parts([
             compiler.as_bytes(),
-            copied.digest.as_bytes(),
+            copied.headers.as_bytes(),
             &fs::read(native.join("smol-hooks.h")).unwrap_or_default(),
         ]),
         warnings: false,
@@ -120,8 +129,8 @@ pub fn compile(
     let overlay = |name: &str, files: &[&str]| Group {
         inputs: sha256_parts([
             compiler.as_bytes(),
-            copied.digest.as_bytes(),
-            native_digest.as_bytes(),
+            copied.headers.as_bytes(),
+            native_headers.as_bytes(),
         ]),
         warnings: true,
         ..group(name, true, in_native(files))
@@ -164,7 +173,8 @@ pub fn compile(
     ]);
     groups.extend(tools::groups(compiler, vars, pin, tree, copied, group, overlay)?);
 
-    let objects = compile_groups(&groups, &vars.out_dir)?;
+    let build = Build { vars, copied, known: Objects::find(&vars.out_dir) };
+    let objects = compile_groups(&groups, &build)?;
     let headers = files::LEVEL_HEADERS.iter().map(|name| native.join(name));
     let mut public = String::new();
     for header in headers.chain([tree.join("ggml/include/ggml-cpu.h")]) {
@@ -181,11 +191,8 @@ pub fn compile(
     let apple = matches!(vars.target_os.as_str(), "macos" | "ios");
     let text = levels::source(levels, &entries, &vars.target_arch, apple);
     write_if_changed(&switch, text.as_bytes())?;
-    let switch = Group {
-        inputs: sha256_parts([text.as_bytes(), native_digest.as_bytes()]),
-        ..group("levels", false, vec![switch])
-    };
-    let switch_objects = switch.compile(&vars.out_dir)?;
+    let switch = Group { inputs: native_headers, ..group("levels", false, vec![switch]) };
+    let switch_objects = switch.compile(&build)?;
     for object in &switch_objects {
         names.add(symbols_of(object)?, None);
     }
@@ -259,11 +266,11 @@ fn write_names_header(vars: &Vars, tree: &Path, names: &Names) -> Result<(), Str
 }
 
 /// Starts all groups at once; the job server of cargo bounds what runs, so that no core idles at a group's end.
-fn compile_groups(groups: &[Group], out_dir: &Path) -> Result<Vec<Vec<PathBuf>>, String> {
+fn compile_groups(groups: &[Group], build: &Build<'_>) -> Result<Vec<Vec<PathBuf>>, String> {
     std::thread::scope(|scope| {
         let running: Vec<_> = groups
             .iter()
-            .map(|group| (&group.name, scope.spawn(move || group.compile(out_dir))))
+            .map(|group| (&group.name, scope.spawn(move || group.compile(build))))
             .collect();
         running
             .into_iter()
@@ -275,8 +282,9 @@ fn compile_groups(groups: &[Group], out_dir: &Path) -> Result<Vec<Vec<PathBuf>>,
 }
 
 impl Group {
-    /// Compiles, unless a run with the same inputs and the same compiler has left its objects.
-    fn compile(&self, out_dir: &Path) -> Result<Vec<PathBuf>, String> {
+    /// Compiles those files of which no run with the same inputs and the same compiler has left the object.
+    fn compile(&self, run: &Build<'_>) -> Result<Vec<PathBuf>, String> {
+        let out_dir = &run.vars.out_dir;
         let objects_dir = reuse::objects_dir(out_dir, &self.name);
         let mut build = new_build(self.ndk.as_ref(), self.cpp);
         // The GNU dialects, as upstream: GCC contracts to FMA in them and not in the strict ones.
@@ -285,7 +293,6 @@ impl Group {
         if let Some(version) = &self.ios_version {
             build.env(apple::VARIABLE, version);
         }
-        build.files(&self.files);
         for dir in &self.includes {
             if self.warnings {
                 // Upstream's headers are not ours to warn about.
@@ -316,23 +323,57 @@ impl Group {
         let tool = build
             .try_get_compiler()
             .map_err(|e| format!("no usable compiler for {}: {e}", self.name))?;
-        let key = format!("{}\n{:?}\n{:?}", self.inputs, tool.path(), tool.args());
-        // What is compiled there does not know where it was.
-        let key = sha256(key.replace(&*out_dir.to_string_lossy(), "OUT_DIR").as_bytes());
-        if let Some(objects) = reuse::find(out_dir, &self.name, &key, &self.files) {
-            return Ok(objects);
+        let keys = self.keys(run, &tool)?;
+        let mut objects: Vec<_> =
+            keys.iter().map(|key| run.known.take(key, &objects_dir)).collect();
+        let missing: Vec<_> =
+            (0..objects.len()).filter(|&index| objects[index].is_none()).collect();
+        if !missing.is_empty() {
+            // What is overwritten is no longer known.
+            reuse::write_stamp(&objects_dir, &keys, &objects)?;
+            build.files(missing.iter().map(|&index| &self.files[index]));
+            let compiled = build.try_compile_intermediates().map_err(|e| {
+                format!(
+                    "compiling {} failed: {e}\nThe compiler's own messages are above; C++17 is needed.",
+                    self.name
+                )
+            })?;
+            for (index, object) in missing.into_iter().zip(compiled) {
+                objects[index] = Some(object);
+            }
         }
-        fs::create_dir_all(&objects_dir).map_err(|e| format!("{}: {e}", objects_dir.display()))?;
-        reuse::remove_stamp(&objects_dir);
-        let objects = build.try_compile_intermediates().map_err(|e| {
-            format!(
-                "compiling {} failed: {e}\nThe compiler's own messages are above; C++17 is needed.",
-                self.name
-            )
-        })?;
-        reuse::write_stamp(&objects_dir, &key, &objects)?;
-        Ok(objects)
+        reuse::write_stamp(&objects_dir, &keys, &objects)?;
+        Ok(objects.into_iter().flatten().collect())
     }
+
+    /// A key for each file, of everything that its object depends on. What is compiled does not know where it was.
+    fn keys(&self, run: &Build<'_>, tool: &cc::Tool) -> Result<Vec<String>, String> {
+        let folders = [(&run.vars.out_dir, "OUT_DIR"), (&run.vars.manifest_dir, "MANIFEST_DIR")];
+        let key_of = |file: &PathBuf| {
+            let source = source_digest(file, run.copied)?;
+            let args = (file, tool.path(), tool.args());
+            let mut key = format!("{}\n{source}\n{args:?}", self.inputs);
+            for (folder, name) in folders {
+                key = key.replace(&*folder.to_string_lossy(), name);
+            }
+            Ok(sha256(key.as_bytes()))
+        };
+        self.files.iter().map(key_of).collect()
+    }
+}
+
+/// Hash of a file, and of the files of the tree that it includes whole, as the units of the models do.
+fn source_digest(path: &Path, copied: &Copied) -> Result<String, String> {
+    let text = read(path)?;
+    let mut parts = vec![sha256(&text)];
+    for line in String::from_utf8_lossy(&text).lines() {
+        let included = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
+        if let Some(name) = included.filter(|name| is_unit(name)) {
+            let whole = copied.files.iter().filter(|(path, _)| Path::new(path).ends_with(name));
+            parts.extend(whole.map(|(_, digest)| digest.clone()));
+        }
+    }
+    Ok(sha256_parts(parts.iter().map(|part| part.as_bytes())))
 }
 
 fn common_defines(target_os: &str) -> Vec<(&'static str, Option<String>)> {
@@ -386,9 +427,9 @@ fn cpp_files_of(dir: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(files)
 }
 
-/// Hash over all files of a folder, recursively, in order.
-fn digest_of(dir: &Path) -> Result<String, String> {
-    let mut stack = vec![dir.to_owned()];
+/// Hash over all files of a folder that others include, recursively, in order, wherever it lies.
+fn digest_of_headers(root: &Path) -> Result<String, String> {
+    let mut stack = vec![root.to_owned()];
     let mut files = Vec::new();
     while let Some(dir) = stack.pop() {
         for entry in fs::read_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))? {
@@ -396,11 +437,12 @@ fn digest_of(dir: &Path) -> Result<String, String> {
             if path.is_dir() { stack.push(path) } else { files.push(path) }
         }
     }
+    files.retain(|path| !is_unit(&path.to_string_lossy()));
     files.sort();
     let mut text = String::new();
     for file in files {
-        let bytes = fs::read(&file).map_err(|e| format!("{}: {e}", file.display()))?;
-        text.push_str(&format!("{}  {}\n", sha256(&bytes), file.display()));
+        let name = file.strip_prefix(root).unwrap_or(&file);
+        text.push_str(&format!("{}  {}\n", sha256(&read(&file)?), name.display()));
     }
     Ok(sha256(text.as_bytes()))
 }

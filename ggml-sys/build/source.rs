@@ -16,10 +16,12 @@ use std::process::Command;
 pub struct Copied {
     /// Path inside the tree -> sha256 after patching.
     pub files: BTreeMap<String, String>,
-    /// sha256 over those of `files` that every build has.
-    pub digest: String,
     /// sha256 over all of `files`.
-    pub digest_with_tools: String,
+    pub digest: String,
+    /// sha256 over those of `files` that others include and every build has.
+    pub headers: String,
+    /// sha256 over all of `files` that others include.
+    pub headers_with_tools: String,
 }
 
 /// Leaves the checked, patched tree in `tree`.
@@ -50,8 +52,17 @@ pub fn prepare(vars: &Vars, pin: &Pin, series: &Series, tree: &Path) -> Result<C
         let kept = files.iter().filter(|(name, _)| keep(name));
         sha256_parts(kept.flat_map(|(name, hash)| [name.as_bytes(), hash.as_bytes()]))
     };
-    let (common, all) = (digest(&|name| !of_tools(name)), digest(&|_| true));
-    Ok(Copied { digest: common, digest_with_tools: all, files })
+    Ok(Copied {
+        digest: digest(&|_| true),
+        headers: digest(&|name| !is_unit(name) && !of_tools(name)),
+        headers_with_tools: digest(&|name| !is_unit(name)),
+        files,
+    })
+}
+
+/// Whether a file is compiled by itself, or included whole by one that is.
+pub fn is_unit(name: &str) -> bool {
+    [".c", ".cpp"].iter().any(|ending| name.ends_with(ending))
 }
 
 /// Writes only when the content differs, so that time stamps mean something.

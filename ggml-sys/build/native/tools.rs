@@ -42,12 +42,7 @@ pub fn groups(
     let group = |name: &str, files: Vec<PathBuf>| Group {
         defines: defines(&vars.target_os),
         includes: tool_files::INCLUDES.iter().map(|dir| tree.join(dir)).collect(),
-        inputs: sha256_parts([
-            compiler.as_bytes(),
-            copied.digest_with_tools.as_bytes(),
-            text.as_bytes(),
-            info.as_bytes(),
-        ]),
+        inputs: sha256_parts([compiler.as_bytes(), copied.headers_with_tools.as_bytes()]),
         ..group(name, true, files)
     };
     // Options, templates and downloads take no time that counts: small, and compiled in two thirds of the time.
