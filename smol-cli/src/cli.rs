@@ -6,6 +6,7 @@ use crate::commands::{
     bench, cache, chat, completions, doctor, inspect, kernels, models, perplexity, plan, pull,
     recut, run, tokenize, trace, vocab,
 };
+use crate::{interrupt, memory};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::io::IsTerminal as _;
@@ -78,6 +79,10 @@ pub fn run() -> Result<ExitCode> {
     } else {
         // Errors carry the lines that matter.
         smolmaxxing::log::logging().silence();
+    }
+    interrupt::let_large_writes_fail();
+    if !matches!(command, Command::Models(_) | Command::Completions(_)) {
+        memory::check()?;
     }
     match command {
         Command::Run(args) => run::run(&args, &global),

@@ -31,9 +31,9 @@ impl Failure {
         Self { message: message.into(), advice: None, code: USAGE }
     }
 
-    /// Ctrl-C ended the work: the exit code says so.
+    /// A signal ended the work: the exit code says so.
     pub fn stopped(message: impl Into<String>) -> Self {
-        Self { message: message.into(), advice: None, code: interrupt::EXIT_CODE }
+        Self { message: message.into(), advice: None, code: interrupt::exit_code() }
     }
 
     /// Says what to do next.
@@ -73,7 +73,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
     match library_error(error).map(smolmaxxing::Error::kind) {
         Some(ErrorKind::InvalidArgument) => USAGE,
-        Some(ErrorKind::Cancelled) => interrupt::EXIT_CODE,
+        Some(ErrorKind::Cancelled) => interrupt::exit_code(),
         _ => 1,
     }
 }

@@ -8,6 +8,7 @@ mod commands;
 mod failure;
 mod fetch;
 mod interrupt;
+mod memory;
 mod model;
 mod progress;
 mod report;

@@ -92,6 +92,10 @@ impl Drop for Running {
 fn killed(folder: &Path) -> Vec<Note> {
     let mut notes = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        // Opening a pipe would wait for its other end.
+        if !entry.file_type().is_ok_and(|ty| ty.is_file()) {
+            continue;
+        }
         let path = entry.path();
         let Ok(mut file) = File::open(&path) else { continue };
         // Who cannot be asked has a lock, as far as is known.

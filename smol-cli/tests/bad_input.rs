@@ -256,8 +256,9 @@ fn too_little_address_space_is_an_error() {
     let text = bench.write("text.txt", "word ".repeat(300));
     let try_with = |what: &str, kib: u32| {
         let mut command = assert_cmd::Command::new("sh");
-        command.arg("-c").arg(format!("ulimit -v $2; exec \"$0\" {what} -m \"$1\""));
+        command.arg("-c").arg(format!("ulimit -v $2; exec \"$0\" {what} \"$1\""));
         command.arg(env!("CARGO_BIN_EXE_smol")).arg(&bench.model).arg(kib.to_string());
+        command.current_dir(bench.folder.path());
         let output = command.arg(&text).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         // A tiny model may fit.
@@ -266,13 +267,17 @@ fn too_little_address_space_is_an_error() {
             assert!(stderr.contains("memory"), "{what} in {kib} KiB: {stderr}");
         }
     };
-    let perplexity = "perplexity -c 128 -t 1 -f \"$3\"";
+    let perplexity = "perplexity -c 128 -t 1 -f \"$3\" -m";
     for what in [
-        "run -p x -n 1",
-        "bench -p 64 -n 2 -r 1 -t 1",
+        "run -p x -n 1 -m",
+        "bench -p 64 -n 2 -r 1 -t 1 -m",
         perplexity,
-        "tokenize -p x",
-        "chat -p x -n 1 </dev/null",
+        "tokenize -p x -m",
+        "chat -p x -n 1 </dev/null -m",
+        "plan -m",
+        "inspect",
+        "recut --merge -f - new.gguf <",
+        "vocab select --keep 700 --corpus \"$3\" -m",
     ] {
         for mib in (24..120).step_by(8) {
             try_with(what, mib * 1024);

@@ -131,8 +131,13 @@ fn start(folder: &Path, args: &[&str]) -> std::process::Child {
 
 #[cfg(unix)]
 fn interrupt(child: &std::process::Child) {
+    signal(child, "-INT");
+}
+
+#[cfg(unix)]
+fn signal(child: &std::process::Child, name: &str) {
     let id = child.id().to_string();
-    assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    assert!(std::process::Command::new("kill").args([name, &id]).status().unwrap().success());
 }
 
 #[test]
@@ -142,16 +147,34 @@ fn ctrl_c_ends_a_chat_that_waits_for_a_pipe() {
 
     let folder = tempfile::tempdir().unwrap();
     tiny_model(folder.path());
-    let mut child = start(folder.path(), &["-c", "256", "-n", "1"]);
+    for (name, code) in [("-INT", 130), ("-TERM", 143)] {
+        let mut child = start(folder.path(), &["-c", "256", "-n", "1"]);
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(b"Hello\n").unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        stdout.read_exact(&mut [0; 1]).unwrap();
+        process::let_wait(&child);
+        signal(&child, name);
+        let mut rest = Vec::new();
+        stdout.read_to_end(&mut rest).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_chat_that_is_told_to_end_does_not_wait_for_input() {
+    use std::io::{Read as _, Write as _};
+
+    let folder = tempfile::tempdir().unwrap();
+    tiny_model(folder.path());
+    let mut child = start(folder.path(), &["-c", "4096"]);
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(b"Hello\n").unwrap();
-    let mut stdout = child.stdout.take().unwrap();
-    stdout.read_exact(&mut [0; 1]).unwrap();
-    process::let_wait(&child);
-    interrupt(&child);
-    let mut rest = Vec::new();
-    stdout.read_to_end(&mut rest).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 4]).unwrap();
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    drop(stdin);
 }
 
 /// Whether this process, and so its children, ignore SIGINT.

@@ -119,6 +119,8 @@ fn wrong_selections_are_refused() {
     fs::write(folder.path("bad.txt"), "1\nx\n").unwrap();
     fs::write(folder.path("far.txt"), "1\n5000\n").unwrap();
     fs::create_dir(folder.path("empty")).unwrap();
+    fs::write(folder.path("empty.txt"), "").unwrap();
+    fs::copy(folder.path("model.gguf"), folder.path("copy.gguf")).unwrap();
     let select = ["vocab", "select", "-m", "model.gguf", "--keep", "700", "--corpus"];
     let recut = ["recut", "model.gguf", "out.gguf"];
     for (args, code, message) in [
@@ -126,6 +128,19 @@ fn wrong_selections_are_refused() {
         ([&select[..], &["empty"]].concat(), 1, "there are no files in empty"),
         ([&select[..], &["texts/c.bin"]].concat(), 1, "is not UTF-8 text"),
         ([&select[..], &["texts", "--keep", "3"]].concat(), 2, "cannot be used multiple times"),
+        ([&select[..], &["empty.txt"]].concat(), 1, "there is no text in empty.txt"),
+        ([&select[..], &["texts", "-o", "model.gguf"]].concat(), 2, "is the input itself"),
+        (
+            [&select[..], &["texts", "-o", "copy.gguf"]].concat(),
+            2,
+            "is a model, which would be lost",
+        ),
+        ([&select[..], &["other.txt", "-o", "./other.txt"]].concat(), 2, "is the input itself"),
+        (
+            vec!["vocab", "select", "-m", "model.gguf", "--keep", "-1", "--corpus", "texts"],
+            2,
+            "invalid value '-1' for '--keep <N>'",
+        ),
         (
             vec!["vocab", "select", "-m", "model.gguf", "--keep", "3", "--corpus", "texts"],
             2,

@@ -287,6 +287,9 @@ fn recording_nothing_is_refused() {
     let empty = mixture.file("empty.txt");
     std::fs::write(&empty, "").unwrap();
     assert!(refused(&["--text", &empty], 2).contains("empty.txt is empty"));
+    let text = mixture.file("text.txt");
+    let mut onto_text = mixture.smol(&["trace", "record", "-o", &text], &["--text", &text]);
+    assert!(output(&mut onto_text, 2).1.contains("text.txt is the input itself"));
 }
 
 /// What a run misses is what the simulation of its trace misses.

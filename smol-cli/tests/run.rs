@@ -186,7 +186,14 @@ fn grammars_and_schemas_form_the_answer() {
 
 #[test]
 #[cfg(unix)]
-fn ctrl_c_ends_with_what_was_generated() {
+fn signals_end_with_what_was_generated() {
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        ends_with_what_was_generated(signal, code);
+    }
+}
+
+#[cfg(unix)]
+fn ends_with_what_was_generated(signal: &str, code: i32) {
     let bench = Bench::new();
     let grammar = bench.write("endless.gbnf", "root ::= [a-z] root");
     let mut child = Command::new(env!("CARGO_BIN_EXE_smol"))
@@ -199,14 +206,17 @@ fn ctrl_c_ends_with_what_was_generated() {
     let mut stdout = child.stdout.take().unwrap();
     let mut first = [0; 4];
     stdout.read_exact(&mut first).unwrap();
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let kill = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
     let mut rest = String::new();
     stdout.read_to_string(&mut rest).unwrap();
     assert!(rest.ends_with('\n'), "{rest}");
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{stderr}");
+    assert_eq!(child.wait().unwrap().code(), Some(code), "{stderr}");
+    assert_eq!(stderr, "");
+    // The next run is not told that this one was killed.
+    let (_, stderr) = output(&mut bench.run(&["-p", "x", "-n", "1"]), 0);
     assert_eq!(stderr, "");
 }
 

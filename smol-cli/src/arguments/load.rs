@@ -3,16 +3,10 @@
 use super::layouts::layout_line;
 use crate::failure::notice;
 use crate::progress;
-use crate::units::bytes;
-use smol_engine::machine::Memory;
-use smolmaxxing::{CancelToken, Error, ErrorKind, LoadMode, Model, ModelBuilder, Result};
+use smolmaxxing::{CancelToken, LoadMode, Model, ModelBuilder, PackCacheStatistics, Result};
 use std::io::{self, IsTerminal as _};
 use std::ops::ControlFlow;
 use std::path::Path;
-
-/// Memory below which not even a file's header is read: the process would end where an allocation
-/// fails, without a word.
-const MIN_MEMORY: u64 = 24 << 20;
 
 /// Loads the model's weights as `set_up` says, and tells a person how they are packed; `cancel` stops it.
 pub fn load_model(
@@ -20,7 +14,6 @@ pub fn load_model(
     cancel: &CancelToken,
     set_up: impl FnOnce(ModelBuilder) -> ModelBuilder,
 ) -> Result<Model> {
-    check_memory(path)?;
     let bar = progress::steps("loading", 100);
     let shown = bar.clone();
     let model = set_up(Model::builder(path))
@@ -36,27 +29,23 @@ pub fn load_model(
     {
         notice(layout_line(&model.layout_summary()));
     }
+    let cache = model.as_ref().ok().and_then(Model::pack_cache_statistics);
+    cache.into_iter().flat_map(not_kept).for_each(notice);
     model
+}
+
+/// Why packed weights that were to be kept are not: the next load will take as long as this one.
+fn not_kept(cache: &PackCacheStatistics) -> impl Iterator<Item = String> {
+    [Some(cache), cache.experts.as_deref()].into_iter().flatten().filter_map(|cache| {
+        let reason = cache.note.as_deref()?.strip_prefix("not kept: ")?;
+        Some(format!("packed weights are not kept in {}: {reason}", cache.file))
+    })
 }
 
 /// Loads a model of which only the vocabulary is used.
 pub fn load_vocabulary(path: &Path, cancel: &CancelToken) -> Result<Model> {
-    check_memory(path)?;
     // Mapped weights cost nothing until they are touched.
     Model::builder(path).load_mode(LoadMode::Mmap).repack(false).cancel(cancel).load()
-}
-
-fn check_memory(path: &Path) -> Result<()> {
-    let available = Memory::probe().usable();
-    if available.is_none_or(|available| available >= MIN_MEMORY) {
-        return Ok(());
-    }
-    let message = format!(
-        "only {} of memory are left to this process, too little for any model; raise its limit",
-        bytes(available.unwrap_or(0))
-    );
-    let kind = ErrorKind::OutOfMemory { needed: None, available };
-    Err(Error::new(kind, message).with_path(path))
 }
 
 /// Bits that a weight takes on average.

@@ -157,9 +157,14 @@ impl PagerArgs {
 
     /// Says what to do about a model that does not fit into --ram.
     pub fn explain(&self, error: Error) -> anyhow::Error {
-        let (Some(ram), &ErrorKind::OutOfMemory { needed, .. }) = (self.ram, error.kind()) else {
+        let (Some(ram), &ErrorKind::OutOfMemory { needed, available }) = (self.ram, error.kind())
+        else {
             return error.into();
         };
+        // Other limits are not raised by more --ram.
+        if available != Some(ram.0) {
+            return error.into();
+        }
         // Rounded up, and the program is not always of the same size.
         let enough = needed.map(|needed| (needed >> 20) + 2).filter(|mib| *mib > ram.0 >> 20);
         let less = "a smaller context (-c) and --kv-type q8_0 take less";

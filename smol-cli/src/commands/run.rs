@@ -161,7 +161,7 @@ fn finish(args: &Args, outcome: Outcome) -> Result<ExitCode> {
     }
     out.flush()?;
     Ok(match finish {
-        Finish::Cancelled => ExitCode::from(interrupt::EXIT_CODE),
+        Finish::Cancelled => ExitCode::from(interrupt::exit_code()),
         _ => ExitCode::SUCCESS,
     })
 }

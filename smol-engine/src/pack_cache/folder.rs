@@ -265,6 +265,11 @@ impl Lock {
         name.push(path.file_name().unwrap_or_default());
         name.push(".lock");
         let path = path.with_file_name(name);
+        // A pipe would wait for its other end.
+        if std::fs::metadata(&path).is_ok_and(|attributes| !attributes.is_file()) {
+            let message = format!("{} is no file", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message).into());
+        }
         File::create(&path)?;
         Self::of(path).ok_or(WriteError::Busy)
     }

@@ -18,7 +18,7 @@ pub enum Line {
 
 /// The user's lines.
 pub enum Input {
-    Terminal { editor: Box<DefaultEditor>, history: PathBuf },
+    Terminal { editor: Box<DefaultEditor>, history: PathBuf, idle: Idle },
     Pipe { idle: Idle },
 }
 
@@ -33,7 +33,7 @@ impl Input {
         let history = global.cache()?.folder().join("chat-history");
         // There is none the first time, and no chat should fail for it later.
         let _ = editor.load_history(&history);
-        Ok(Self::Terminal { editor, history })
+        Ok(Self::Terminal { editor, history, idle })
     }
 
     /// Whether a person sits at the other end.
@@ -44,21 +44,23 @@ impl Input {
     /// Reads the next line; Ctrl-D on a terminal ends the input.
     pub fn next(&mut self) -> Result<Line> {
         match self {
-            Self::Terminal { editor, .. } => match editor.readline("> ") {
-                Ok(line) => {
-                    if !line.trim().is_empty() {
-                        editor.add_history_entry(&line).context("cannot keep the history")?;
+            Self::Terminal { editor, idle, .. } => {
+                match idle.during_terminal(|| editor.readline("> ")) {
+                    Ok(line) => {
+                        if !line.trim().is_empty() {
+                            editor.add_history_entry(&line).context("cannot keep the history")?;
+                        }
+                        Ok(Line::Text(line))
                     }
-                    Ok(Line::Text(line))
+                    Err(ReadlineError::Eof) => Ok(Line::End),
+                    // It may have been meant for the answer that has just ended.
+                    Err(ReadlineError::Interrupted) => {
+                        notice("Ctrl-D or /quit leaves the chat");
+                        Ok(Line::Text(String::new()))
+                    }
+                    Err(error) => Err(error).context("cannot read from the terminal"),
                 }
-                Err(ReadlineError::Eof) => Ok(Line::End),
-                // It may have been meant for the answer that has just ended.
-                Err(ReadlineError::Interrupted) => {
-                    notice("Ctrl-D or /quit leaves the chat");
-                    Ok(Line::Text(String::new()))
-                }
-                Err(error) => Err(error).context("cannot read from the terminal"),
-            },
+            }
             Self::Pipe { idle } => {
                 let mut bytes = Vec::new();
                 let read =
@@ -77,7 +79,7 @@ impl Input {
 
     /// Keeps the lines for later chats.
     pub fn save_history(&mut self) {
-        if let Self::Terminal { editor, history } = self {
+        if let Self::Terminal { editor, history, .. } = self {
             // The chat is over: nothing is lost but comfort.
             if let Some(folder) = history.parent() {
                 let _ = std::fs::create_dir_all(folder);

@@ -97,7 +97,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         }
         stay(error)
     };
-    loop {
+    while !interrupt::must_end() {
         let line = match given.take() {
             // A Ctrl-C from before it is for its answer.
             Some(text) => text,
@@ -126,6 +126,9 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         }
     }
     input.save_history();
+    if interrupt::must_end() {
+        code = ExitCode::from(interrupt::exit_code());
+    }
     if io::stderr().is_terminal() {
         EngineStatistics::of(&model).lines().for_each(notice);
     }

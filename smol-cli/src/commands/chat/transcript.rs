@@ -1,6 +1,6 @@
 //! Conversations in files, as the JSON list of messages that chat programs share.
 
-use crate::arguments::read_text;
+use crate::arguments::{check_output, read_text};
 use crate::failure::Failure;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ pub fn save(path: &Path, messages: &[Message]) -> Result<()> {
             content: message.content().to_owned(),
         })
         .collect();
+    check_output(path, [])?;
     let mut text = serde_json::to_string_pretty(&entries)?;
     text.push('\n');
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))

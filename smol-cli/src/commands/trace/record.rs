@@ -1,6 +1,6 @@
 //! `smol trace record`: writes down which experts a model uses.
 
-use crate::arguments::{AnswerArgs, pager_line, read_text};
+use crate::arguments::{AnswerArgs, check_output, pager_line, read_text};
 use crate::cli::Global;
 use crate::commands::run::stream;
 use crate::failure::{Failure, notice};
@@ -69,6 +69,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
         return Err(Failure::usage("-n 0: there would be nothing to record").into());
     }
     let path = args.answer.model.path(global)?;
+    check_output(&args.output, args.text.as_deref().into_iter().chain([&*path]))?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
     let explain = |error| args.answer.pager.explain(error);
@@ -85,7 +86,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     drop(model);
     print(args, &recorded, pager)?;
     Ok(match recorded.cancelled {
-        true => ExitCode::from(interrupt::EXIT_CODE),
+        true => ExitCode::from(interrupt::exit_code()),
         false => ExitCode::SUCCESS,
     })
 }

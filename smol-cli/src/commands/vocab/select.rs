@@ -2,6 +2,7 @@
 
 use super::ids::write_ids;
 use super::texts::{Selected, select};
+use crate::arguments::check_output;
 use crate::cli::Global;
 use crate::failure::notice;
 use crate::interrupt;
@@ -28,7 +29,8 @@ pub struct Args {
     #[arg(long, required = true, value_name = "PATH")]
     corpus: Vec<PathBuf>,
     /// Tokens to keep
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..))]
     keep: u32,
     /// Text that doesn't count, to tell how much of it is left out
     #[arg(long, value_name = "PATH")]
@@ -65,6 +67,10 @@ struct TextReport {
 /// Chooses and writes the ids.
 pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
+    if let Some(output) = &args.output {
+        let texts = args.corpus.iter().chain(&args.held_out).map(PathBuf::as_path);
+        check_output(output, texts.chain([&*path]))?;
+    }
     let stop = interrupt::stop_on_ctrl_c()?;
     let selected = select(&path, &args.corpus, &args.held_out, args.keep as usize, &stop)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -37,13 +37,18 @@ pub fn select(
 ) -> Result<Selected> {
     // Before the model is opened: a path may be wrong.
     let files = |paths: &[PathBuf]| paths.iter().map(|path| files_of(path)).collect::<Result<_>>();
-    let (corpora, held_out): (Vec<_>, Vec<_>) = (files(corpora)?, files(held_out)?);
+    let (files, held_out): (Vec<_>, Vec<_>) = (files(corpora)?, files(held_out)?);
     let model = load_vocabulary(model, &CancelToken::new())?;
     let vocab = model.vocab();
     let count = |all: Vec<Vec<PathBuf>>| {
         all.iter().map(|files| count(&vocab, files, stop)).collect::<Result<Vec<_>>>()
     };
-    let (counts, others) = (count(corpora)?, count(held_out)?);
+    let (counts, others) = (count(files)?, count(held_out)?);
+    let empty = counts.iter().position(|counts| counts.outside(&[]).of_tokens == 0);
+    if let Some(corpus) = empty.and_then(|number| corpora.get(number)) {
+        let failure = Failure::new(format!("there is no text in {}", corpus.display()));
+        return Err(failure.advice("--corpus takes texts of what the model should write").into());
+    }
     let ids = select_tokens(&vocab, &counts, keep)?;
     let outside = |counts: Vec<TokenCounts>| counts.iter().map(|c| c.outside(&ids)).collect();
     Ok(Selected {

@@ -3,6 +3,7 @@
 mod report;
 mod sizes;
 
+use crate::arguments::check_output;
 use crate::failure::{Failure, notice};
 use crate::progress;
 use crate::report::print;
@@ -116,6 +117,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     drop(trace);
     report.rows = simulate(&simulation, &pairs, &report);
     if let Some(path) = &args.svg {
+        check_output(path, [&*args.file])?;
         let svg = report.plot(&strategies).svg();
         std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))?;
     }
