@@ -30,7 +30,9 @@ while todo:
 native = {}
 for id in found:
     package = packages[id]
-    tools = {d["name"] for d in package["dependencies"] if d["kind"] == "build"} & COMPILE
+    # Those that the chosen features bring, not all that are declared.
+    built = (d["pkg"] for d in nodes[id]["deps"] if any(kind["kind"] == "build" for kind in d["dep_kinds"]))
+    tools = {packages[pkg]["name"] for pkg in built} & COMPILE
     if package["links"] or tools:
         native[package["name"]] = " ".join([package["links"] or "", *sorted(tools)]).strip()
 print(f"{target}: {len(found)} packages; native:", ", ".join(sorted(native)))
