@@ -34,7 +34,9 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A thread that reads cannot be started.
-    #[error("a thread that reads weights cannot be started")]
+    #[error(
+        "a thread that reads weights cannot be started; use fewer readers, or raise the limit of threads"
+    )]
     Thread(#[source] std::io::Error),
     /// The description of the tensors makes no sense.
     #[error("{0}")]

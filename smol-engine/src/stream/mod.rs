@@ -2,6 +2,7 @@
 
 mod config;
 mod error;
+mod history;
 mod plan;
 mod rows;
 mod state;

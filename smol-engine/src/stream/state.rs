@@ -7,6 +7,7 @@
 //! piece is read as soon as it ends within these.
 
 use super::Error;
+use super::history::History;
 use super::plan::Plan;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -119,8 +120,9 @@ pub(super) struct State<R> {
     active: Option<Active>,
     /// Runs that wait for their turn.
     turns: VecDeque<usize>,
-    /// What the next graph is likely to use: what the last one did.
+    /// What the next graph is likely to use.
     order: Arc<[u32]>,
+    history: History,
     /// Of runs that are not active.
     failures: Vec<(usize, Error)>,
     broken: Option<Error>,
@@ -144,6 +146,7 @@ impl<R> State<R> {
             active: None,
             turns: VecDeque::new(),
             order: Arc::from([]),
+            history: History::default(),
             failures: Vec::new(),
             broken: None,
             wake: false,
@@ -222,7 +225,7 @@ impl<R> State<R> {
         for &tensor in &order[came..] {
             self.push(tensor);
         }
-        self.order = Arc::from(order);
+        self.order = self.history.note(order);
         Begun::Places(self.uses.iter().map(|each| each.start % self.capacity).collect())
     }
 
@@ -380,6 +383,7 @@ impl<R> State<R> {
         if active.failure.is_some() {
             // Nobody knows what comes next.
             self.order = Arc::from([]);
+            self.history.interrupt();
             self.drop_from(0);
         } else if count > 0 && is_whole {
             self.counters.passes += 1;

@@ -24,7 +24,8 @@ const STOP_INTERVAL: Duration = Duration::from_millis(20);
 /// The stream owns one *ring* of memory. Each use of a tensor has a place in it, and is read
 /// there by threads of the stream, past the page cache, in pieces of up to 1 MiB and in the form
 /// that kernels read. A place is free again when the use is over; what is used later is read
-/// then. After what a graph uses comes what the next one is likely to: the same, from the start.
+/// then. After what a graph uses comes what the next one is likely to: what came after it the last
+/// time, or else the same, from the start.
 /// A read that comes late costs time, never correctness.
 ///
 /// A *run* is one computation of a graph, named by a number of the caller's choice, by several

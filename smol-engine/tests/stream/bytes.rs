@@ -89,6 +89,24 @@ fn another_order_costs_what_was_read_in_vain() {
 }
 
 #[test]
+fn graphs_that_alternate_are_foreseen() {
+    let (stream, file) = stream(400_000, MIXED, 512, StreamConfig::default());
+    let drafts = [3, 5];
+    let cycle = || {
+        for order in [&ORDER[..], &drafts, &drafts] {
+            pass(&stream, &file.data, 1, order, 1);
+        }
+    };
+    cycle();
+    cycle();
+    let wasted = stream.statistics().wasted_mb;
+    for _ in 0..4 {
+        cycle();
+    }
+    assert_eq!(stream.statistics().wasted_mb, wasted);
+}
+
+#[test]
 fn slow_files_cost_time_only() {
     let (stream, file) = stream(0, MIXED, 512, StreamConfig::default());
     file.set_delay(Duration::from_millis(10));

@@ -444,6 +444,7 @@ impl World {
         }
         let failed: Vec<_> = state.failures.iter().map(|(run, _)| run).collect();
         write!(out, "{:?} {:?} {failed:?}", state.turns, state.order).unwrap();
+        write!(out, "{:?}", state.history).unwrap();
         for actor in &self.actors {
             write!(
                 out,
@@ -518,6 +519,16 @@ fn orders_that_change() {
     for capacity in [3, 4, 6, 9] {
         Setup { capacity, graphs, ..SETUP }.walk();
     }
+}
+
+#[test]
+fn orders_that_alternate() {
+    let graphs: &[&[&[u32]]] = &[&[&[0, 1], &[2], &[0, 1], &[2], &[0, 1]]];
+    for capacity in [3, 6] {
+        Setup { capacity, graphs, ..SETUP }.walk();
+    }
+    let graphs: &[&[&[u32]]] = &[&[&[0, 1], &[0, 1]], &[&[2], &[2]]];
+    Setup { capacity: 6, graphs, ..SETUP }.walk();
 }
 
 #[test]
