@@ -118,7 +118,8 @@ def part_cache(_state):
     loads = {name: [] for name in commands}
     firsts, wholes, cold = ({name: [] for name in commands} for _ in range(3))
     try:
-        run([options.smol, "cache", "clear", "--pack-cache", folder], cold=False)
+        if os.path.isdir(folder):
+            run([options.smol, "cache", "clear", "--pack-cache", folder], cold=False)
         packing = json.loads(run([*cached, "--json"], cold=False)[0])
         file = packing["cache"]["file"]
         for _ in range(options.rounds):
@@ -139,7 +140,7 @@ def part_cache(_state):
         return
     rows = [[name, spread(loads[name], 3) if loads[name] else "", spread(firsts[name], 3), spread(wholes[name], 3),
              spread(cold[name])] for name in commands]
-    rows.insert(0, ["packs and writes the cache", packing["load_s"]])
+    rows.insert(0, ["packs and writes the cache", packing["load_s"], "", "", ""])
     table(f"{os.path.basename(options.packed)}: {os.path.getsize(options.packed) / 1e6:.0f} MB, cache of "
           f"{os.path.getsize(file) / 1e6:.0f} MB, in the page cache; seconds",
           ["run", "load", "first token", "whole program", "first token, from the disk"], rows)
