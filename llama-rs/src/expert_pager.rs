@@ -428,7 +428,8 @@ mod tests {
         assert_eq!(wanted(None, false, &mixture()).unwrap(), None);
         let mut dense = Metadata::new();
         dense.set("general.architecture", "qwen3");
-        for (asked, record, what) in [(Some(&pager), true, "paged"), (None, true, "recorded")] {
+        let paged = "paged; its weights can be streamed";
+        for (asked, record, what) in [(Some(&pager), true, paged), (None, true, "recorded")] {
             let error = wanted(asked, record, &dense).unwrap_err();
             let message = format!("this qwen3 model has no experts that could be {what}");
             assert_eq!(error.to_string(), message);

@@ -37,7 +37,7 @@ use crate::weight_stream::{self, WeightStream};
 pub enum LoadMode {
     /// Read, if the weights fit into the available memory with room to spare. Otherwise the experts of a mixture are paged
     /// ([`ExpertPager`]), and the file of another model is mapped, unless [`ram`](ModelBuilder::ram) lets its weights be
-    /// streamed.
+    /// streamed. What a [cache](ModelBuilder::pack_cache) has is mapped from there, and the rest from the model's file.
     #[default]
     Auto,
     /// Read into memory of the process. Nothing that happens to the file afterwards has an effect.

@@ -22,7 +22,8 @@ use crate::plain_weights::PlainWeights;
 /// Each model has one file there, for each CPU and choice of layouts, about as large as its packed weights. The load that
 /// finds none writes it. A file that is damaged, or of another state of the model or of this library, is replaced; where
 /// none can be written, as on a full disk, loading goes on without. Mapped weights are no memory of the process's own: the
-/// system may drop them and read them again. Experts that are paged are read from a second file, packed, and not packed
+/// system may drop them and read them again. Where the file is found, large weights that are not packed are mapped too, from
+/// the model's file, unless [`LoadMode::Read`](crate::LoadMode::Read) is asked for. Experts that are paged are read from a second file, packed, and not packed
 /// while the model runs.
 ///
 /// # Examples
