@@ -19,15 +19,16 @@ use std::process::ExitCode;
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
+    // Before what brings headings of its own.
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     pager: PagerArgs,
     #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
     layouts: LayoutArgs,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Serialize)]

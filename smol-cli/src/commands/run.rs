@@ -19,11 +19,12 @@ use std::time::{Duration, Instant};
 /// Answer one prompt
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    // Before what brings headings of its own.
+    /// Print one JSON object at the end instead of the text
+    #[arg(long, display_order = 100)]
+    json: bool,
     #[command(flatten)]
     answer: AnswerArgs,
-    /// Print one JSON object at the end instead of the text
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     grammar: GrammarArgs,
 }

@@ -29,11 +29,12 @@ pub struct Args {
     /// Go through this text instead of answering a prompt
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file"])]
     text: Option<PathBuf>,
+    // Before what brings headings of its own.
+    /// Print one JSON object
+    #[arg(long, display_order = 100)]
+    json: bool,
     #[command(flatten)]
     answer: AnswerArgs,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 const TOKENS: &str =
