@@ -23,8 +23,9 @@ use crate::plain_weights::PlainWeights;
 /// finds none writes it. A file that is damaged, or of another state of the model or of this library, is replaced; where
 /// none can be written, as on a full disk, loading goes on without. Mapped weights are no memory of the process's own: the
 /// system may drop them and read them again. Where the file is found, large weights that are not packed are mapped too, from
-/// the model's file, unless [`LoadMode::Read`](crate::LoadMode::Read) is asked for. Experts that are paged are read from a second file, packed, and not packed
-/// while the model runs.
+/// the model's file, unless [`LoadMode::Read`](crate::LoadMode::Read) is asked for. Weights that are streamed are read from
+/// the file, packed, each time they are used; experts that are paged from a second one. None of them is packed while the
+/// model runs.
 ///
 /// # Examples
 /// ```no_run
@@ -169,10 +170,12 @@ impl ModelCache {
     }
 
     /// Opens the file once it has all of these weights, for an engine that reads from it. Those that it lacks are written:
-    /// `pack` writes the bytes of the one of a number. `None`: they can't be, and the statistics say why.
+    /// `pack` writes the bytes of the one of a number. `None`: they can't be, and the statistics, which count those that
+    /// `is_read` now, say why.
     pub(crate) fn complete(
         &self,
         wanted: &[Weight],
+        is_read: impl Fn(&Weight) -> bool,
         statistics: &mut PackCacheStatistics,
         pack: impl Fn(usize, &mut dyn Write) -> std::io::Result<()>,
     ) -> Option<PackedFile> {
@@ -182,8 +185,9 @@ impl ModelCache {
             |weight: &Weight| found.as_ref().is_some_and(|file| file.find(weight).is_some());
         let missing: Vec<_> =
             (0..wanted.len()).filter(|number| !is_there(&wanted[*number])).collect();
-        statistics.hits = wanted.len() - missing.len();
-        statistics.misses = missing.len();
+        let read = wanted.iter().filter(|weight| is_read(weight)).count();
+        statistics.misses = missing.iter().filter(|number| is_read(&wanted[**number])).count();
+        statistics.hits = read - statistics.misses;
         if missing.is_empty() {
             return found;
         }
@@ -320,7 +324,9 @@ impl CachedWeights {
         self.statistics.misses = packed.len();
         self.statistics.mapped_mb = megabytes(mapped.iter().map(|one| one.weight.bytes).sum());
         if self.statistics.misses == 0 {
-            if placed.is_empty() {
+            // Unless they are read while the model runs.
+            let others = [&self.statistics.experts, &self.statistics.streamed];
+            if placed.is_empty() && others.iter().all(|other| other.is_none()) {
                 self.statistics.note = Some("no weight of this model is packed".to_owned());
             }
             return;

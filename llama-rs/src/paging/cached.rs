@@ -34,9 +34,12 @@ impl Paging<'_> {
         }
         let mut statistics = cache.statistics();
         let wanted: Vec<_> = packed.iter().map(|one| one.weight.clone()).collect();
-        let file = cache.complete(&wanted, &mut statistics, |number, out| {
-            self.pack(&packed[number], out, cancel)
-        });
+        let file = cache.complete(
+            &wanted,
+            |_| true,
+            &mut statistics,
+            |number, out| self.pack(&packed[number], out, cancel),
+        );
         let Some(file) = file else { return Some(statistics) };
         match file.open_direct(io) {
             Ok(opened) => self.opened.push(Arc::new(opened)),

@@ -1,11 +1,13 @@
 //! Packed weights that are streamed from a cache, so that none is packed while the model runs.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
 use smol_engine::io::IoChoice;
-use smol_engine::stream::PackedPlace;
+use smol_engine::pack_cache::Weight;
+use smol_engine::stream::{PackedPlace, StreamTensor};
 
 use super::{Form, Streaming};
 use crate::cancel::CancelToken;
@@ -34,6 +36,12 @@ impl Streaming {
         io: IoChoice,
         cancel: Option<&CancelToken>,
     ) -> Option<PackCacheStatistics> {
+        let is_packed = |tensor: &&StreamTensor| tensor.packer.is_some();
+        let streamed: HashSet<_> =
+            self.tensors.iter().filter(is_packed).map(|tensor| tensor.name.clone()).collect();
+        if streamed.is_empty() {
+            return None;
+        }
         let (mut packed, mut wanted) = (Vec::new(), Vec::new());
         for (number, shard) in files.shards().iter().enumerate() {
             for info in shard.tensors().iter().filter(|info| matrices.contains(&info.name())) {
@@ -43,11 +51,9 @@ impl Streaming {
                 wanted.push(form.weight(info));
             }
         }
-        if packed.is_empty() {
-            return None;
-        }
         let mut statistics = cache.statistics();
-        let file = cache.complete(&wanted, &mut statistics, |number, out| {
+        let is_read = |weight: &Weight| streamed.contains(&weight.name);
+        let file = cache.complete(&wanted, is_read, &mut statistics, |number, out| {
             packed[number].write(files, out, cancel)
         });
         let Some(file) = file else { return Some(statistics) };

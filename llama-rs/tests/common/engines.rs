@@ -13,7 +13,8 @@ pub fn of_type(weights: TensorType) -> TinyOptions {
     TinyOptions { weights, pure, ..TinyOptions::default() }
 }
 
-/// Where kernels read plain weights in both, as upstream's own packed form is not made for weights that come from the file.
+/// Where kernels read plain weights in both: upstream's own packed form is made of streamed weights only with a cache, and of
+/// paged ones never.
 pub fn plain(path: &Path) -> ModelBuilder {
     Model::builder(path).repack(false)
 }

@@ -138,6 +138,9 @@ fn one_file_is_for_all_amounts_of_memory() {
     for resident in [0, 150_000, 500_000] {
         let model = with(resident);
         assert_eq!(streamed(&model).misses, 0);
+        // Each is streamed or stays.
+        let hits = streamed(&model).hits + model.pack_cache_statistics().unwrap().hits;
+        assert_eq!(hits, packed(&model).len(), "{resident}");
         assert!(logits(&model, 2, 30, 3) == expected, "{resident}");
     }
     let whole = Model::builder(&place.model).pack_cache(place.cache()).load().unwrap();

@@ -27,12 +27,22 @@ impl PackCacheArgs {
 
 /// What the cache has done, on one line.
 pub fn cache_line(statistics: &PackCacheStatistics) -> String {
+    let mut line = format!("packed weights: {}", part(statistics));
+    for (name, other) in [("experts", &statistics.experts), ("streamed", &statistics.streamed)] {
+        if let Some(other) = other {
+            line += &format!("; {name}: {}", part(other));
+        }
+    }
+    line
+}
+
+/// What it has done for weights that are used in one way.
+fn part(statistics: &PackCacheStatistics) -> String {
     let size = |mb: f64| bytes((mb * 1e6) as u64);
-    let mut line = format!(
-        "packed weights: {} from the cache ({})",
-        statistics.hits,
-        size(statistics.mapped_mb)
-    );
+    let mut line = format!("{} from the cache", statistics.hits);
+    if statistics.mapped_mb > 0.0 {
+        line += &format!(" ({})", size(statistics.mapped_mb));
+    }
     if statistics.misses > 0 {
         line += &format!(", {} packed now", statistics.misses);
     }
@@ -42,8 +52,5 @@ pub fn cache_line(statistics: &PackCacheStatistics) -> String {
     if let Some(note) = &statistics.note {
         line += &format!(": {note}");
     }
-    match &statistics.experts {
-        Some(experts) => format!("{line}; experts: {}", cache_line(experts)),
-        None => line,
-    }
+    line
 }
