@@ -21,8 +21,10 @@ const SHORT_INTERVAL: Duration = Duration::from_millis(50);
 /// The part of all memory that is to stay available, at least [`LEAST_RESERVE`] bytes.
 const RESERVE_PART: u64 = 32;
 const LEAST_RESERVE: u64 = 24 << 20;
-/// The part of the reserve from which on the system may end the process at any time.
+/// The part of the reserve from which on the system may end the process at any time, and the least that is: the kernel
+/// needs some itself, and other programs take a few MiB in one go.
 const LAST_PART: u64 = 6;
+const LEAST_LAST: u64 = 8 << 20;
 /// Looks in a row that find no more than that before the work is ended: one may be a moment's peak of another program.
 const STRIKES: u32 = 4;
 
@@ -61,15 +63,20 @@ struct Watch {
 }
 
 impl Watch {
+    /// Bytes with which the system may end the process at any time.
+    fn last(&self) -> u64 {
+        (self.reserve / LAST_PART).max(LEAST_LAST)
+    }
+
     /// Reacts to what is available; tells when to look again.
     fn look(&mut self, available: u64, relieved: &[Weak<dyn Relieve>]) -> Duration {
         for one in relieved.iter().filter_map(Weak::upgrade) {
             one.relieve(available, self.reserve);
         }
-        self.strikes = if available < self.reserve / LAST_PART { self.strikes + 1 } else { 0 };
+        self.strikes = if available < self.last() { self.strikes + 1 } else { 0 };
         if self.strikes >= STRIKES {
             self.short.store(true, Ordering::Release);
-        } else if available >= self.reserve / LAST_PART * 2 {
+        } else if available >= self.last() * 2 {
             self.short.store(false, Ordering::Release);
         }
         if available < self.reserve { SHORT_INTERVAL } else { INTERVAL }
@@ -129,7 +136,8 @@ impl Drop for Guard {
     }
 }
 
-fn reserve_of(memory: &Memory) -> u64 {
+/// Bytes that are to stay available.
+pub(crate) fn reserve_of(memory: &Memory) -> u64 {
     let total = [memory.total, memory.cgroup_limit].into_iter().flatten().min();
     (total.unwrap_or(0) / RESERVE_PART).max(LEAST_RESERVE)
 }
@@ -170,7 +178,7 @@ mod tests {
         assert_eq!(looks, STRIKES);
         assert_eq!(pool.0.load(Ordering::Relaxed), 0);
         // Memory is back: work may go on.
-        assert_eq!(watch.look(7 * MIB, &relieved), SHORT_INTERVAL);
+        assert_eq!(watch.look(15 * MIB, &relieved), SHORT_INTERVAL);
         assert!(watch.short.load(Ordering::Relaxed));
         assert_eq!(watch.look(30 * MIB, &relieved), INTERVAL);
         assert!(!watch.short.load(Ordering::Relaxed));
@@ -183,7 +191,7 @@ mod tests {
             for _ in 1..STRIKES {
                 watch.look(0, &[]);
             }
-            watch.look(5 * MIB, &[]);
+            watch.look(9 * MIB, &[]);
         }
         assert!(!watch.short.load(Ordering::Relaxed));
     }

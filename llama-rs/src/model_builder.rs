@@ -302,8 +302,8 @@ impl ModelBuilder {
             let (_, read, _) = self.decide(prepared, planned).ok()?.outline(mapped);
             Some(read as f64 / 1e6)
         };
-        let head = decision.needs.weights.head;
-        plan.advice = plan::advice(&plan, self.planned, metadata, head, &read);
+        let weights = &decision.needs.weights;
+        plan.advice = plan::advice(&plan, self.planned, metadata, weights, &read);
         Ok(plan)
     }
 

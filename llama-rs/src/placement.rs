@@ -198,10 +198,14 @@ impl Decision {
                 (PlanMode::Paged { pool, slots, experts }, read as u64, weights.dense)
             }
             Placement::Streamed(streamed) => {
-                let (tensors, zone) = (streamed.names.clone(), streamed.zone);
+                let mode = PlanMode::Streamed {
+                    tensors: streamed.names.clone(),
+                    table: streamed.table,
+                    zone: streamed.zone,
+                };
                 // Experts stay in memory.
                 let resident = streamed.resident.saturating_add(weights.experts);
-                (PlanMode::Streamed { tensors, zone }, streamed.read, resident)
+                (mode, streamed.read, resident)
             }
         }
     }

@@ -66,7 +66,9 @@ mod measured {
 
     /// Runs a prompt that fills the batch, and returns MB: as planned, and at the peak.
     fn compare(bench: &Bench, model: &Path, args: &[&str]) -> (f64, f64) {
-        let planned = plan(bench, model, args)["total"].as_u64().unwrap() as f64 / 1e6;
+        let plan = plan(bench, model, args);
+        assert_eq!(plan["mode"]["kind"] == "streamed", args.contains(&"--stream"), "{plan}");
+        let planned = plan["total"].as_u64().unwrap() as f64 / 1e6;
         let text = bench.folder.path().join("text.txt");
         std::fs::write(&text, "ab cd. ".repeat(400)).unwrap();
         let mut command = smol(bench.folder.path());
@@ -88,6 +90,7 @@ mod measured {
             (Arch::Llama, large, &["--kv-type", "q8_0"]),
             (Arch::Qwen3, large, &[]),
             (Arch::Gemma3, large, &[]),
+            (Arch::Llama, large, &["--stream"]),
             (Arch::LlamaMoe, experts, &[]),
             (Arch::LlamaMoe, experts, &["--ram", "60MiB"]),
         ] {

@@ -2,7 +2,8 @@
 
 use smol_gguf::{Metadata, Value};
 
-use super::{MemoryPlan, PlanMode, PlannedContext, vocab_len};
+use super::weights::Weights;
+use super::{MemoryPlan, PlanMode, PlannedContext};
 use crate::kv::KvType;
 
 /// The least part of what is read that a change has to save to be worth a word.
@@ -11,13 +12,15 @@ const WORTH: f64 = 0.03;
 const LARGE_VOCABULARY: u64 = 65_536;
 /// A context that is small but holds a conversation.
 const SMALL_CONTEXT: u32 = 1024;
+/// A batch whose activations take little memory.
+const SMALL_BATCH: u32 = 128;
 
 /// Returns advice for a plan; `read` tells the MB that a token would read with another context.
 pub(crate) fn advice(
     plan: &MemoryPlan,
     planned: PlannedContext,
     metadata: &Metadata,
-    head_bytes: u64,
+    weights: &Weights,
     read: &dyn Fn(PlannedContext) -> Option<f64>,
 ) -> Vec<String> {
     if matches!(plan.mode, PlanMode::Resident) {
@@ -49,9 +52,22 @@ pub(crate) fn advice(
         );
         found.push((less, text));
     }
-    let tokens = vocab_len(metadata);
-    if tokens > LARGE_VOCABULARY && head_bytes as f64 / 1e6 > WORTH * plan.ram_mb_per_token {
-        let saved = head_bytes as f64 / 1e6 * (1.0 - LARGE_VOCABULARY as f64 / tokens as f64);
+    if plan.n_ubatch > SMALL_BATCH
+        && let Some(less) = read(PlannedContext { n_batch: Some(SMALL_BATCH), ..planned })
+        && worth(less)
+    {
+        let text = format!(
+            "batches of {SMALL_BATCH} tokens (-b {SMALL_BATCH}) instead of {} leave memory to weights: {less:.1} MB a token \
+             from flash instead of {now:.1}; long prompts take more time",
+            plan.n_ubatch
+        );
+        found.push((less, text));
+    }
+    let (tokens, head) = (weights.head_rows, weights.head as f64 / 1e6);
+    // Where embeddings that were the head too stay in memory, a head of its own comes on top.
+    let saves = weights.rows.is_some() || matches!(plan.mode, PlanMode::Streamed { .. });
+    if tokens > LARGE_VOCABULARY && head > WORTH * plan.ram_mb_per_token && saves {
+        let saved = head * (1.0 - LARGE_VOCABULARY as f64 / tokens as f64);
         let text = format!(
             "a head with {LARGE_VOCABULARY} of the {tokens} tokens (`smol recut --head-from`) saves {saved:.1} MB of \
              memory and of what a token reads"
@@ -75,6 +91,7 @@ pub(crate) fn advice(
 mod tests {
     use super::super::MemoryParts;
     use super::super::context::tests::metadata;
+    use super::super::weights::Rows;
     use super::*;
 
     fn plan(mode: PlanMode) -> MemoryPlan {
@@ -90,6 +107,11 @@ mod tests {
         }
     }
 
+    fn head(bytes: u64, rows: u64) -> Weights {
+        let table = Rows { name: "table".to_owned(), bytes: 1, row_bytes: 1 };
+        Weights { head: bytes, head_rows: rows, rows: Some(table), ..Weights::default() }
+    }
+
     fn paged() -> MemoryPlan {
         plan(PlanMode::Paged { pool: 1, slots: 1, experts: 2 })
     }
@@ -98,11 +120,22 @@ mod tests {
     fn the_most_useful_comes_first() {
         let mut metadata = metadata();
         metadata.set("llama.expert_used_count", 4u32);
-        metadata.set("llama.vocab_size", 131_072u32);
-        let read =
-            |planned: PlannedContext| Some(if planned.n_ctx.is_some() { 80.0 } else { 90.0 });
-        let advice = advice(&paged(), PlannedContext::default(), &metadata, 100_000_000, &read);
-        let starts = ["a head with", "3 experts", "a context of 1024", "a cache of type q8_0"];
+        let read = |planned: PlannedContext| {
+            Some(match planned {
+                PlannedContext { n_ctx: Some(_), .. } => 80.0,
+                PlannedContext { n_batch: Some(_), .. } => 95.0,
+                _ => 90.0,
+            })
+        };
+        let head = head(100_000_000, 131_072);
+        let advice = advice(&paged(), PlannedContext::default(), &metadata, &head, &read);
+        let starts = [
+            "a head with",
+            "3 experts",
+            "a context of 1024",
+            "a cache of type q8_0",
+            "batches of 128 tokens (-b 128) instead of 512",
+        ];
         assert_eq!(advice.len(), starts.len(), "{advice:?}");
         for (line, start) in advice.iter().zip(starts) {
             assert!(line.starts_with(start), "{advice:?}");
@@ -113,12 +146,19 @@ mod tests {
     fn what_brings_nothing_is_not_said() {
         let none = |_: PlannedContext| Some(99.0);
         let planned = PlannedContext::default();
-        assert!(advice(&paged(), planned, &metadata(), 1 << 30, &none).is_empty());
+        let small_head = head(1 << 30, 65_536);
+        assert!(advice(&paged(), planned, &metadata(), &small_head, &none).is_empty());
+        // One that is the table too would stay there as a table.
+        let tied = Weights { rows: None, ..head(1 << 30, 1 << 20) };
+        assert!(advice(&paged(), planned, &metadata(), &tied, &none).is_empty());
+        let streamed = plan(PlanMode::Streamed { tensors: Vec::new(), table: false, zone: 1 });
+        assert_eq!(advice(&streamed, planned, &metadata(), &tied, &none).len(), 1);
         let resident = plan(PlanMode::Resident);
         let much = |_: PlannedContext| Some(1.0);
-        assert!(advice(&resident, planned, &metadata(), 1 << 30, &much).is_empty());
+        let large = head(1 << 30, 1 << 20);
+        assert!(advice(&resident, planned, &metadata(), &large, &much).is_empty());
         let small = PlannedContext { type_k: KvType::Q8_0, ..planned };
-        let short = MemoryPlan { n_ctx: 512, ..paged() };
-        assert!(advice(&short, small, &metadata(), 0, &much).is_empty());
+        let short = MemoryPlan { n_ctx: 512, n_ubatch: 128, ..paged() };
+        assert!(advice(&short, small, &metadata(), &head(0, 1), &much).is_empty());
     }
 }

@@ -15,7 +15,6 @@ use serde::Serialize;
 
 pub(crate) use advice::advice;
 pub use context::PlannedContext;
-pub(crate) use context::vocab_len;
 pub(crate) use needs::{Needs, Split};
 pub(crate) use program::program_bytes;
 pub use program::usable_ram;
@@ -30,7 +29,7 @@ pub(crate) use weights::{Matrix, Weights};
 /// let plan = llama_rs::Model::builder("model.gguf").ram(900 << 20).plan()?;
 /// println!("{} bytes, {:.1} MB a token from flash", plan.parts.total(), plan.flash_mb_per_token);
 /// // With flash of 278 MB/s and RAM of 12 GB/s:
-/// println!("at most {:.1} tokens/s", plan.bounds(278.0, 12_000.0).tokens_per_s);
+/// println!("{:.1} tokens/s", plan.bounds(278.0, 12_000.0).tokens_per_s);
 /// # Ok(())
 /// # }
 /// ```
@@ -79,6 +78,8 @@ pub enum PlanMode {
     Streamed {
         /// Names of the tensors that are read.
         tensors: Vec<String>,
+        /// Whether the first of them is a table of embeddings, of which only the rows of the tokens are read.
+        table: bool,
         /// Bytes of memory that they are read into.
         zone: u64,
     },
@@ -111,7 +112,7 @@ impl MemoryParts {
     }
 }
 
-/// How many tokens a second there can be at best.
+/// How many tokens a second flash and memory allow.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Bounds {
@@ -121,11 +122,14 @@ pub struct Bounds {
     pub by_ram: f64,
     /// The lesser of both.
     pub tokens_per_s: f64,
+    /// Whether no text can be faster. Where experts are paged `by_flash` supposes that all are used equally often: texts
+    /// that use some of them most need fewer bytes and can be faster.
+    pub is_limit: bool,
 }
 
 impl MemoryPlan {
-    /// Returns the most tokens a second of an answer, given how fast flash and memory are read, in MB (10^6 bytes) a
-    /// second.
+    /// Returns the tokens a second of an answer that flash and memory allow, given how fast they are read, in MB (10^6
+    /// bytes) a second.
     ///
     /// # Examples
     /// ```no_run
@@ -140,6 +144,7 @@ impl MemoryPlan {
         let flash = (self.flash_mb_per_token > 0.0).then(|| flash_mb_s / self.flash_mb_per_token);
         let by_ram = ram_mb_s / self.ram_mb_per_token.max(1e-6);
         let tokens_per_s = flash.map_or(by_ram, |flash| flash.min(by_ram));
-        Bounds { by_flash: flash, by_ram, tokens_per_s }
+        let is_limit = !matches!(self.mode, PlanMode::Paged { .. }) || flash.is_none();
+        Bounds { by_flash: flash, by_ram, tokens_per_s, is_limit }
     }
 }

@@ -94,8 +94,8 @@ impl Needs {
         shared.ok_or_else(|| self.refusal(context))
     }
 
-    /// Chooses what is streamed, beside so many bytes that stay, and how many tokens are computed at once: as many as the
-    /// RAM has a little part for, or fewer if otherwise nothing fits.
+    /// Chooses what is streamed, beside so many bytes that stay, and how many tokens are computed at once: as many as leave
+    /// room for all matrices; if there is none, as many as the RAM has a little part for, or fewer if otherwise nothing fits.
     fn share(
         &self,
         wishes: StreamWishes,
@@ -106,10 +106,13 @@ impl Needs {
             let activations = context(self.n_ctx, *n_ubatch).activations;
             *n_ubatch == LEAST_UBATCH || activations <= self.ram / ACTIVATIONS_PART
         };
-        UBATCHES.into_iter().filter(cheap).find_map(|n_ubatch| {
+        let choose = |n_ubatch| {
             let left = self.left(n_ubatch, context)?.checked_sub(stay)?;
             Some((streamed::choose(&self.weights, left, wishes)?, n_ubatch))
-        })
+        };
+        let mut whole = UBATCHES.into_iter().filter_map(choose);
+        let whole = whole.find(|(streamed, _)| streamed.only_rows());
+        whole.or_else(|| UBATCHES.into_iter().filter(cheap).find_map(choose))
     }
 
     /// Tokens that may be computed at once if all weights stay in memory, the most first.
@@ -379,6 +382,21 @@ mod tests {
         let (needed, message) = refusal(&Needs { stream: None, ..dense() });
         assert_eq!(needed, 1050 * MIB + in_use(4096, LEAST_UBATCH));
         assert!(!message.contains("expert") && !message.contains("zone"), "{message}");
+    }
+
+    #[test]
+    fn activations_take_nothing_from_matrices_that_all_stay() {
+        let all_but_table = 50 * MIB + 920 * MIB + (1 << 19);
+        for n_ubatch in UBATCHES {
+            let ram = all_but_table + in_use(4096, n_ubatch);
+            let (split, chosen) = Needs { ram, ..dense() }.split(&context).unwrap();
+            let Split::Streamed(streamed) = split else { panic!() };
+            assert!(streamed.only_rows());
+            assert_eq!(chosen, n_ubatch);
+        }
+        let ram = all_but_table + in_use(4096, LEAST_UBATCH) - 1;
+        let (split, _) = Needs { ram, ..dense() }.split(&context).unwrap();
+        assert!(matches!(split, Split::Streamed(streamed) if !streamed.only_rows()));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use smol_engine::machine::{Memory, rss};
 use smol_gguf::{Array, Metadata, Value};
 
 use super::context::vocab_len;
+use crate::guard::reserve_of;
 
 /// Bytes of a program that has not computed yet: code, and what it has read so far.
 const START_BYTES: u64 = 14 << 20;
@@ -51,19 +52,25 @@ fn metadata_bytes(metadata: &Metadata) -> u64 {
     arrays.sum()
 }
 
-/// Returns the RAM that this process may fill: what was asked for, but no more than there is; without a wish nine tenths
-/// of what is available. `None` if nothing was asked for and nothing is known.
+/// Returns the RAM that this process may fill: what was asked for, but no more than there is beside a reserve for the rest of
+/// the machine, or of the process's control group; without a wish nine tenths of what is available, if that is less. `None`
+/// if nothing was asked for and nothing is known.
+///
+/// The reserve is what the guard of a model keeps available, by taking memory from weights that are read: at least 24 MiB.
 pub fn usable_ram(asked: Option<u64>) -> Option<u64> {
-    within(asked, Memory::probe().usable_ram(), rss().unwrap_or(0))
+    let memory = Memory::probe();
+    within(asked, memory.usable_ram(), reserve_of(&memory), rss().unwrap_or(0))
 }
 
 /// `available` is what can be had beside the `used` bytes that the process has.
-fn within(asked: Option<u64>, available: Option<u64>, used: u64) -> Option<u64> {
-    let Some(asked) = asked else {
-        return available.map(|available| used.saturating_add(available - available / LEFT_ALONE));
+fn within(asked: Option<u64>, available: Option<u64>, reserve: u64, used: u64) -> Option<u64> {
+    let beside = |left_alone: u64| {
+        available.map(|available| used.saturating_add(available.saturating_sub(left_alone)))
     };
-    let most = available.map_or(u64::MAX, |available| used.saturating_add(available));
-    Some(asked.min(most))
+    match asked {
+        None => beside(reserve.max(available.unwrap_or(0) / LEFT_ALONE)),
+        Some(asked) => Some(asked.min(beside(reserve).unwrap_or(u64::MAX))),
+    }
 }
 
 #[cfg(test)]
@@ -72,12 +79,14 @@ mod tests {
 
     #[test]
     fn the_machine_limits_what_is_asked_for() {
-        assert_eq!(within(Some(900), None, 10), Some(900));
-        assert_eq!(within(Some(900), Some(2000), 10), Some(900));
-        assert_eq!(within(Some(900), Some(500), 10), Some(510));
-        assert_eq!(within(None, Some(500), 10), Some(460));
-        assert_eq!(within(None, None, 10), None);
-        assert_eq!(within(Some(u64::MAX), Some(u64::MAX), 10), Some(u64::MAX));
+        assert_eq!(within(Some(900), None, 24, 10), Some(900));
+        assert_eq!(within(Some(900), Some(2000), 24, 10), Some(900));
+        assert_eq!(within(Some(900), Some(500), 24, 10), Some(486));
+        assert_eq!(within(Some(900), Some(20), 24, 10), Some(10));
+        assert_eq!(within(None, Some(500), 24, 10), Some(460));
+        assert_eq!(within(None, Some(500), 80, 10), Some(430));
+        assert_eq!(within(None, None, 24, 10), None);
+        assert_eq!(within(Some(u64::MAX), Some(u64::MAX), 0, 10), Some(u64::MAX));
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub(crate) struct Streamed {
     /// Names of the tensors, in the order in which they are used. That of embeddings whose rows are read one at a time
     /// comes first.
     pub(crate) names: Vec<String>,
+    /// Whether there is such a table.
+    pub(crate) table: bool,
     /// Bytes of memory for them.
     pub(crate) zone: u64,
     /// Bytes of all weights that stay in memory.
@@ -21,6 +23,13 @@ pub(crate) struct Streamed {
     pub(crate) read: u64,
     /// Bytes of the streamed tensors in the file.
     pub(crate) file_bytes: u64,
+}
+
+impl Streamed {
+    /// Whether all matrices stay, so that no batch of tokens reads one.
+    pub(crate) fn only_rows(&self) -> bool {
+        self.names.len() == usize::from(self.table)
+    }
 }
 
 /// What was said about streaming; `None`: as it is best.
@@ -92,6 +101,7 @@ fn share(
     // More than all of them would stay empty.
     let all = streamed.iter().map(|matrix| matrix.place).sum::<u64>() + ZONE_EXTRA;
     Some(Streamed {
+        table: weights.rows.is_some(),
         names: rows.chain(streamed.iter().map(|matrix| matrix.name.clone())).collect(),
         zone: if wishes.zone.is_some() { zone } else { zone.min(all) },
         resident: fixed + kept.iter().map(|matrix| matrix.bytes).sum::<u64>(),
@@ -224,10 +234,11 @@ mod tests {
         for budget in [enough, enough + MIB, enough + 99 * MIB] {
             let choice = choose(&weights, budget, StreamWishes::default()).unwrap();
             assert_eq!(choice.names, ["table"]);
+            assert!(choice.only_rows());
             assert_eq!((choice.resident, choice.zone, choice.read), (all, ZONE_EXTRA, 1000));
         }
         let choice = choose(&weights, enough - 1, StreamWishes::default()).unwrap();
-        assert!(choice.names.len() > 1);
+        assert!(choice.names.len() > 1 && !choice.only_rows());
         assert!(choice.zone >= GOOD_ZONE || choice.zone >= streamed_bytes(&choice));
     }
 

@@ -44,8 +44,9 @@ pub(crate) struct Weights {
     pub(crate) matrices: Vec<Matrix>,
     /// Whether those that are packed are read packed, from a cache.
     pub(crate) packed: bool,
-    /// The head.
+    /// The head, and its rows.
     pub(crate) head: u64,
+    pub(crate) head_rows: u64,
     /// A table of embeddings that is nothing else.
     pub(crate) rows: Option<Rows>,
 }
@@ -99,7 +100,9 @@ impl Weights {
             if let Some(place) = place {
                 let (name, file_bytes) = (info.name().to_owned(), info.n_bytes());
                 let head = name == HEAD;
-                found.head = if head { bytes } else { found.head };
+                if head {
+                    (found.head, found.head_rows) = (bytes, info.n_rows());
+                }
                 order.push((place, Matrix { name, bytes, place: bytes, file_bytes, head }));
             }
         }
@@ -122,7 +125,7 @@ impl Weights {
         let copy = if !packed && repacked(info) { plain } else { 0 };
         self.dense += head + copy;
         self.dense_used += head;
-        self.head = head;
+        (self.head, self.head_rows) = (head, info.n_rows());
         let bytes = head + copy;
         Some(Matrix { name, bytes, place: head, file_bytes: plain, head: true })
     }

@@ -87,11 +87,9 @@ fn text(report: &Report) -> String {
         }
     }
     line("context", &format!("{} tokens, {} computed at once", plan.n_ctx, plan.n_ubatch));
-    let ram = plan.ram_mb_per_token;
-    line(
-        "per token",
-        &format!("{ram:.1} MB from memory, {:.1} MB from flash", plan.flash_mb_per_token),
-    );
+    let size = |mb: f64| bytes((mb * 1e6).round() as u64);
+    let (ram, flash) = (size(plan.ram_mb_per_token), size(plan.flash_mb_per_token));
+    line("per token", &format!("{ram} from memory, {flash} from flash"));
     let memory_speed = format!("memory {:.1} GB/s", report.memory.mb_s / 1e3);
     match &report.flash {
         Some(flash) => {
@@ -99,15 +97,22 @@ fn text(report: &Report) -> String {
         }
         None => line("speeds", &memory_speed),
     }
+    let bound = match &report.bounds {
+        Some(Bounds { is_limit: false, .. }) => "about",
+        _ => "at most",
+    };
     match &report.bounds {
-        Some(Bounds { by_flash: Some(flash), by_ram, tokens_per_s, .. }) => line(
-            "at most",
-            &format!("{tokens_per_s:.1} tokens/s (flash {flash:.1}, memory {by_ram:.1})"),
-        ),
-        Some(bounds) => line("at most", &format!("{:.1} tokens/s", bounds.tokens_per_s)),
-        None => line("at most", "unknown: the speed of flash could not be measured"),
+        // The time for single rows of a table does not matter.
+        Some(Bounds { by_flash: Some(flash), by_ram, tokens_per_s, .. })
+            if *flash < 1000.0 * by_ram =>
+        {
+            let bounds = format!("flash {flash:.1}, memory {by_ram:.1}");
+            line(bound, &format!("{tokens_per_s:.1} tokens/s ({bounds})"));
+        }
+        Some(bounds) => line(bound, &format!("{:.1} tokens/s", bounds.tokens_per_s)),
+        None => line(bound, "unknown: the speed of flash could not be measured"),
     }
-    if matches!(plan.mode, PlanMode::Paged { .. }) {
+    if bound == "about" {
         line("", "if all experts are used alike; more where a text uses some of them most");
     }
     for (number, advice) in plan.advice.iter().enumerate() {
@@ -125,8 +130,16 @@ fn mode(mode: &PlanMode) -> String {
                 "with {slots} of {experts} experts in memory, others are read when they are needed"
             )
         }
-        PlanMode::Streamed { tensors, .. } => {
-            format!("with {} tensors read from the file for each token", tensors.len())
+        PlanMode::Streamed { tensors, table, .. } => {
+            match (tensors.len() - usize::from(*table), table) {
+                (0, true) => {
+                    "with all weights in memory but embeddings, which are read by row".to_owned()
+                }
+                (matrices, true) => {
+                    format!("with {matrices} matrices and rows of embeddings read for each token")
+                }
+                (matrices, false) => format!("with {matrices} matrices read for each token"),
+            }
         }
         _ => "in another way".to_owned(),
     }
