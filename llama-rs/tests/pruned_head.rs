@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use common::{answer, session_with, tokens};
 use llama_rs::grammar::Grammar;
 use llama_rs::perplexity::{PerplexityOptions, perplexity};
+use llama_rs::plan::PlanMode;
 use llama_rs::sampler::SamplerBuilder;
 use llama_rs::vocab_selection::{TokenCounts, required_tokens, select_tokens};
-use llama_rs::{Batch, LayoutOptions, LoadMode, Model, SeqId, Token};
+use llama_rs::{Batch, LayoutOptions, LoadMode, Model, SeqId, StreamSize, Token, WeightStream};
 use smol_gguf::{Gguf, OUTPUT_IDS, Rewriter, Shards, TensorType};
 use testkit::tiny::{self, Arch, TinyOptions};
 
@@ -123,6 +124,31 @@ fn kept_logits_are_as_before_in_packed_layouts() {
             assert!(off <= 1e-5, "{weights} {tied} with {}: {off}", ids.len());
         }
     }
+}
+
+#[test]
+fn embeddings_that_were_the_head_are_read_by_row() {
+    let files = Files::new(Arch::Gemma3, &TinyOptions::default());
+    let ids = some_ids(320);
+    let pruned = files.pruned(&ids);
+    let expected = logits(&load(&pruned, false), 1);
+    let builder = || {
+        let mut layouts = LayoutOptions::default();
+        layouts.enabled = false;
+        // All matrices may stay.
+        let mut stream = WeightStream::default();
+        stream.resident = StreamSize::Bytes(1 << 40);
+        Model::builder(&pruned).layouts(layouts).repack(false).weight_stream(stream)
+    };
+    let PlanMode::Streamed { tensors, table: true, .. } = builder().plan().unwrap().mode else {
+        panic!();
+    };
+    assert_eq!(tensors, ["token_embd.weight"]);
+    let model = builder().load().unwrap();
+    assert!(logits(&model, 2) == expected);
+    let statistics = model.stream_statistics().unwrap();
+    // Rows of 256 halves for ten tokens, with the blocks of the disk that they lie in.
+    assert!((10 * 512..=20 * 16_384).contains(&statistics.bytes_read), "{statistics:?}");
 }
 
 #[test]
