@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use ggml_sys::quants::{dequantize, quantize_weighted};
+use smol_engine::threads::at_once;
 use smol_gguf::{Rewriter, Rows, TensorInfo, TensorType};
 
 use crate::error::{Error, Result};
@@ -200,13 +201,7 @@ impl Conversion {
         if rows.len() <= per_part {
             return Ok(out.write_all(&convert((0, rows.bytes()))?)?);
         }
-        let converted: Vec<_> = std::thread::scope(|scope| {
-            let convert = &convert;
-            let threads: Vec<_> = parts.map(|part| scope.spawn(move || convert(part))).collect();
-            let panicked = |_| Err(io::Error::other("a thread has panicked"));
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
-        });
-        for part in converted {
+        for part in at_once(parts, convert) {
             out.write_all(&part?)?;
         }
         Ok(())

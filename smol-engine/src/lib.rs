@@ -12,6 +12,7 @@
 //! - [`pack_cache`] keeps weights that were packed once on flash and maps them at the next load.
 //! - [`stream`] reads the weights of a dense model that is larger than memory in the order in
 //!   which a graph uses them ([`stream::Stream`]).
+//! - [`threads`] shares a piece of work, where the system may not allow as many threads.
 //!
 //! ```
 //! let machine = smol_engine::machine::Machine::probe();
@@ -23,3 +24,4 @@ pub mod io;
 pub mod machine;
 pub mod pack_cache;
 pub mod stream;
+pub mod threads;

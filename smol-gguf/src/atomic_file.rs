@@ -65,6 +65,11 @@ impl Unpublished {
     }
 }
 
+/// The system's error for a thread says nothing about one.
+pub(crate) fn no_thread(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot start a thread: {error}"))
+}
+
 /// A file whose bytes go to the disk while others are still written, so that little is left to do
 /// at the end, and little memory of the system waits for it.
 struct Flowing<'scope, 'a> {
@@ -82,8 +87,8 @@ impl<'scope, 'a> Flowing<'scope, 'a> {
     fn new(file: &'a File, scope: &'scope Scope<'scope, 'a>) -> io::Result<Self> {
         let (wake, woken) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name("gguf-sync".into());
-        let syncs =
-            thread.spawn_scoped(scope, move || woken.iter().try_for_each(|()| file.sync_data()))?;
+        let sync = move || woken.iter().try_for_each(|()| file.sync_data());
+        let syncs = thread.spawn_scoped(scope, sync).map_err(no_thread)?;
         Ok(Self { file, new: 0, wake, syncs })
     }
 

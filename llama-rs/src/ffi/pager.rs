@@ -153,6 +153,7 @@ pub(crate) fn error_of(error: expert::Error) -> Error {
         expert::Error::Memory { bytes, .. } => {
             ErrorKind::OutOfMemory { needed: Some(*bytes), available: None }
         }
+        expert::Error::Thread(error) => ErrorKind::Io(error.kind()),
         expert::Error::Stopped => ErrorKind::Cancelled,
         _ => ErrorKind::Internal,
     };

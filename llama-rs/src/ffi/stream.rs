@@ -114,6 +114,7 @@ pub(crate) fn error_of(error: stream::Error) -> Error {
         stream::Error::Memory { bytes, .. } => {
             ErrorKind::OutOfMemory { needed: Some(*bytes), available: None }
         }
+        stream::Error::Thread(error) => ErrorKind::Io(error.kind()),
         stream::Error::Stopped => ErrorKind::Cancelled,
         _ => ErrorKind::Internal,
     };

@@ -77,11 +77,19 @@ impl Pip {
             .with_context(|| format!("cannot start `{}`", self.python))?;
         let mut stderr = child.stderr.take().expect("stderr is piped");
         // Both pipes are read at once, as a full one would stop pip.
-        let errors = std::thread::spawn(move || {
+        let read = move || {
             let mut bytes = Vec::new();
             let _ = stderr.read_to_end(&mut bytes);
             String::from_utf8_lossy(&bytes).into_owned()
-        });
+        };
+        let errors = match std::thread::Builder::new().name("pip".into()).spawn(read) {
+            Ok(errors) => errors,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error).context("cannot start the thread that reads what pip says");
+            }
+        };
         let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let bar = if raw {
             progress::bytes(what, part.size)

@@ -33,7 +33,9 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A thread that reads cannot be started.
-    #[error("a thread that reads experts cannot be started")]
+    #[error(
+        "a thread that reads experts cannot be started; use fewer readers, or raise the limit of threads"
+    )]
     Thread(#[source] std::io::Error),
     /// The description of the experts makes no sense.
     #[error("{0}")]

@@ -2,8 +2,8 @@
 
 use super::readers::DEFAULT_READERS;
 use super::{DirectFile, Error, Mode, Result, arena};
+use crate::threads::at_once;
 use std::io::{self, Write as _};
-use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -120,15 +120,7 @@ fn parallel(file: &DirectFile, budget: Duration) -> Result<(u64, f64)> {
             bytes += file.read_aligned_at(&mut buf, offset)? as u64;
         }
     };
-    let bytes: Result<u64> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            regions.into_iter().map(|region| scope.spawn(|| read(region))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
-            .sum()
-    });
-    let bytes = bytes?;
+    let bytes: u64 = at_once(regions, read).into_iter().sum::<Result<u64>>()?;
     Ok((bytes, bytes as f64 / 1e6 / start.elapsed().as_secs_f64().max(1e-9)))
 }
 

@@ -1,7 +1,7 @@
 //! How fast the machine is at this moment: the clock of a core, and reading from memory.
 
 use std::hint::black_box;
-use std::sync::Barrier;
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,20 +53,23 @@ pub fn read_bandwidth(bytes: usize, threads: usize, time: Duration) -> f64 {
     let part = (bytes / size_of::<u64>() / threads).max(64);
     // Not zeros, which the system could serve from a single page.
     let block: Vec<u64> = (0..(part * threads) as u64).collect();
-    let start = Barrier::new(threads);
+    let start = Mutex::new(());
     thread::scope(|scope| {
-        let start = &start;
         let mut parts = block.chunks_exact(part);
         let own = parts.next();
+        // None starts before all are there; where the system allows fewer, memory is read by fewer.
+        let closed = start.lock();
         let others: Vec<_> = parts
-            .map(|part| {
-                scope.spawn(move || {
-                    start.wait();
+            .map_while(|part| {
+                let start = &start;
+                let work = move || {
+                    drop(start.lock());
                     best_rate(part, time)
-                })
+                };
+                thread::Builder::new().spawn_scoped(scope, work).ok()
             })
             .collect();
-        start.wait();
+        drop(closed);
         let own = own.map_or(0.0, |part| best_rate(part, time));
         own + others.into_iter().filter_map(|thread| thread.join().ok()).sum::<f64>()
     })

@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 
 use super::{Content, Entry};
+use crate::atomic_file::no_thread;
 use crate::error::{ErrorKind, Result};
 
 /// Whole rows of a tensor, in their order; which ones come together is up to the pass.
@@ -198,7 +199,7 @@ fn read(
             // Its receiver lives until the thread below has it.
             let _ = empty.send(Vec::new());
         }
-        std::thread::Builder::new().name("gguf-reader".into()).spawn_scoped(scope, move || {
+        let read = move || {
             for mut buf in buffers {
                 buf.resize(piece, 0);
                 let read = from.read(&mut buf).map(|n| {
@@ -211,7 +212,9 @@ fn read(
                     return;
                 }
             }
-        })?;
+        };
+        let thread = std::thread::Builder::new().name("gguf-reader".into());
+        thread.spawn_scoped(scope, read).map_err(no_thread)?;
         for piece in pieces {
             let piece = piece?;
             each(&piece)?;

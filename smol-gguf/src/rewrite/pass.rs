@@ -9,7 +9,7 @@ use std::sync::mpsc;
 
 use super::convert::{PIECE, Progress};
 use super::{Content, Entry};
-use crate::atomic_file::Unpublished;
+use crate::atomic_file::{Unpublished, no_thread};
 use crate::error::{ErrorKind, Result};
 use crate::positioned::write_all_at;
 use crate::{Gguf, TensorInfo, Writer};
@@ -32,8 +32,8 @@ pub(super) fn write(
     std::thread::scope(|scope| {
         let (wake, woken) = mpsc::sync_channel::<File>(1);
         let thread = std::thread::Builder::new().name("gguf-sync".into());
-        let syncs = thread
-            .spawn_scoped(scope, move || woken.iter().try_for_each(|file| file.sync_data()))?;
+        let sync = move || woken.iter().try_for_each(|file: File| file.sync_data());
+        let syncs = thread.spawn_scoped(scope, sync).map_err(no_thread)?;
         let meter = Meter { done: 0, unsynced: 0, progress, wake };
         let mut outputs =
             Outputs { files, open: HashMap::new(), ready: Vec::new(), named: Vec::new(), meter };

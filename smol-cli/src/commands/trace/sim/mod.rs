@@ -13,6 +13,7 @@ use sizes::Sizes;
 use smol_engine::expert::Scope;
 use smol_engine::expert::simulate::{Simulation, Strategy, recorded_compute, recorded_flash};
 use smol_engine::expert::trace::{Error, Trace};
+use smol_engine::threads::at_once;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -173,7 +174,7 @@ fn simulate(simulation: &Simulation, pairs: &[(u32, Strategy)], report: &Report)
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(pairs.len());
-    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    at_once(0..threads, |_| work());
     bar.finish_and_clear();
     rows.into_inner().expect("no thread panics with the lock").into_iter().flatten().collect()
 }
