@@ -46,14 +46,15 @@ fn drafted(path: &Path) -> Vec<f32> {
         let state: Vec<f32> =
             (0..width).map(|i| ((i * 7 + position as usize) as f32).sin()).collect();
         let state = sys::llama_embd { data: state.as_ptr(), n_rows: 1, n_embd: width };
-        // SAFETY: batch and context are alive; the batch copies state and position (llama-batch.cpp).
-        unsafe {
-            let at = sys::llama_batch_ext_add_token(batch, 0, 300 + position * 41);
-            assert_eq!(at, position);
-            assert!(sys::llama_batch_ext_set_embd_state(batch, at, state));
-            assert!(sys::llama_batch_ext_set_pos(batch, at, &position));
-            assert!(sys::llama_batch_ext_set_output_logits(batch, at, true));
-        }
+        // SAFETY: batch and context are alive.
+        let at = unsafe { sys::llama_batch_ext_add_token(batch, 0, 300 + position * 41) };
+        assert_eq!(at, position);
+        // SAFETY: as above; the batch copies the state (llama-batch.cpp).
+        assert!(unsafe { sys::llama_batch_ext_set_embd_state(batch, at, state) });
+        // SAFETY: as above; the batch copies the position (llama-batch.cpp).
+        assert!(unsafe { sys::llama_batch_ext_set_pos(batch, at, &position) });
+        // SAFETY: as above.
+        assert!(unsafe { sys::llama_batch_ext_set_output_logits(batch, at, true) });
     }
     // SAFETY: as above.
     assert_eq!(unsafe { sys::llama_process(context, sys::LLAMA_PROCESS_TYPE_DECODE, batch) }, 0);
