@@ -13,7 +13,9 @@ print(next(m["path"] for m in json.load(sys.stdin) if m["name"] == sys.argv[1]))
 }
 $smol pull smollm2-135m
 $smol pull gemma3-270m
-ci/stock.sh --quick llama-perplexity llama-quantize llama-completion
+quick=()
+[ "$(uname -m)" != x86_64 ] || quick=(--quick)
+ci/stock.sh "${quick[@]}" llama-perplexity llama-quantize llama-completion
 
 tiny=target/tiny
 rm -rf "$tiny"
