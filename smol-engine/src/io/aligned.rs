@@ -95,7 +95,8 @@ mod tests {
                 let mut block = AlignedBuf::new(len, alignment);
                 assert_eq!((block.len(), block.alignment()), (len, alignment));
                 assert_eq!(block.as_ptr().addr() % alignment, 0);
-                assert!(block.iter().all(|&byte| byte == 0));
+                // At once: byte by byte takes Miri as long as all else.
+                assert_eq!(block[..], vec![0; len]);
                 block.fill(7);
                 assert_eq!(block[len - 1], 7);
             }

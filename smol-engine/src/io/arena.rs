@@ -241,11 +241,11 @@ mod tests {
             for (value, (region, len)) in regions.iter_mut().zip(lens).enumerate() {
                 assert_eq!(region.len(), len);
                 assert!(region.as_ptr().addr().is_multiple_of(alignment));
-                assert!(region.iter().all(|&byte| byte == 0));
+                assert_eq!(region[..], vec![0; len]);
                 region.fill(value as u8 + 1);
             }
             for (value, region) in regions.iter().enumerate() {
-                assert!(region.iter().all(|&byte| byte == value as u8 + 1));
+                assert_eq!(region[..], vec![value as u8 + 1; region.len()]);
             }
         }
     }
