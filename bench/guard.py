@@ -31,7 +31,6 @@ def start(command, **pipes):
     def enter():
         with open(options.in_memory, "w", encoding="ascii") as group:
             group.write(str(os.getpid()))
-    # pylint: disable-next=subprocess-popen-preexec-fn
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=enter, **pipes)
     started.append(program)
     return program

@@ -1,6 +1,6 @@
 //! Gives memory back before the system takes it by ending the process, and ends the work when nothing is left to give.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
@@ -49,6 +49,8 @@ impl Relieve for Stream {
 /// A thread that watches the memory that is available, as long as this lives.
 pub(crate) struct Guard {
     short: Arc<AtomicBool>,
+    /// What was available when `short` was set, in bytes.
+    left: Arc<AtomicU64>,
     over: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -60,6 +62,7 @@ struct Watch {
     /// Looks in a row that found the last of them in use.
     strikes: u32,
     short: Arc<AtomicBool>,
+    left: Arc<AtomicU64>,
 }
 
 impl Watch {
@@ -75,6 +78,7 @@ impl Watch {
         }
         self.strikes = if available < self.last() { self.strikes + 1 } else { 0 };
         if self.strikes >= STRIKES {
+            self.left.store(available, Ordering::Relaxed);
             self.short.store(true, Ordering::Release);
         } else if available >= self.last() * 2 {
             self.short.store(false, Ordering::Release);
@@ -87,9 +91,10 @@ impl Guard {
     /// Watches, lets `relieved` give memory back when it gets short and take it again afterwards, and ends the work of the
     /// model when that does not help.
     pub(crate) fn watch(relieved: Vec<Weak<dyn Relieve>>) -> Result<Self> {
-        let short = Arc::new(AtomicBool::new(false));
+        let (short, left) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let reserve = reserve_of(&Memory::probe());
-        let mut watch = Watch { reserve, strikes: 0, short: Arc::clone(&short) };
+        let mut watch =
+            Watch { reserve, strikes: 0, short: Arc::clone(&short), left: Arc::clone(&left) };
         let (over, told) = mpsc::channel();
         let body = move || {
             let mut interval = INTERVAL;
@@ -103,7 +108,7 @@ impl Guard {
             .name("memory".to_owned())
             .spawn(body)
             .map_err(|error| Error::io(error, "cannot start a thread", None))?;
-        Ok(Self { short, over: Some(over), thread: Some(thread) })
+        Ok(Self { short, left, over: Some(over), thread: Some(thread) })
     }
 
     /// What is set while the work should end.
@@ -113,17 +118,17 @@ impl Guard {
 
     /// The error for work that is not begun, or was ended, because memory is used up.
     pub(crate) fn error(&self) -> Option<Error> {
-        self.short.load(Ordering::Acquire).then(|| error(Memory::probe().usable_ram()))
+        self.short.load(Ordering::Acquire).then(|| error(self.left.load(Ordering::Relaxed)))
     }
 }
 
-fn error(available: Option<u64>) -> Error {
-    let left = available.map_or("no".to_owned(), human);
+fn error(left: u64) -> Error {
     let message = format!(
-        "{left} memory is left and nothing can be given back: the work was ended before the system would end the process; \
-         ask for less RAM or a smaller context, or end other programs"
+        "{} of memory were left and nothing could be given back: the work was ended before the system would end the process; \
+         ask for less RAM or a smaller context, or end other programs",
+        human(left)
     );
-    Error::new(ErrorKind::OutOfMemory { needed: None, available }, message)
+    Error::new(ErrorKind::OutOfMemory { needed: None, available: Some(left) }, message)
 }
 
 impl Drop for Guard {
@@ -145,7 +150,6 @@ pub(crate) fn reserve_of(memory: &Memory) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU64;
 
     const MIB: u64 = 1 << 20;
 
@@ -161,7 +165,7 @@ mod tests {
     }
 
     fn watch() -> Watch {
-        Watch { reserve: 24 * MIB, strikes: 0, short: Arc::default() }
+        Watch { reserve: 24 * MIB, strikes: 0, short: Arc::default(), left: Arc::default() }
     }
 
     #[test]
@@ -176,6 +180,7 @@ mod tests {
             looks += 1;
         }
         assert_eq!(looks, STRIKES);
+        assert_eq!(watch.left.load(Ordering::Relaxed), MIB);
         assert_eq!(pool.0.load(Ordering::Relaxed), 0);
         // Memory is back: work may go on.
         assert_eq!(watch.look(15 * MIB, &relieved), SHORT_INTERVAL);
