@@ -13,6 +13,18 @@ fn a_model_without_experts_has_nothing_to_page() {
 }
 
 #[test]
+fn a_record_does_not_replace_the_model() {
+    let folder = TempDir::new().unwrap();
+    let path = write(&folder, Arch::LlamaMoe, TensorType::F32);
+    let before = std::fs::read(&path).unwrap();
+    let record = folder.path().join(".").join(path.file_name().unwrap());
+    let error = Model::builder(&path).record_experts(record).load().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("the model's own file"), "{error}");
+    assert!(std::fs::read(&path).unwrap() == before);
+}
+
+#[test]
 fn a_mapped_model_is_not_paged() {
     let folder = TempDir::new().unwrap();
     let path = write(&folder, Arch::LlamaMoe, TensorType::F16);
