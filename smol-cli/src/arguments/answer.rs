@@ -1,7 +1,7 @@
 //! What commands share that let a model answer one prompt.
 
 use super::load::{bits_per_weight, load_model};
-use super::{ComputeArgs, LayoutArgs, PagerArgs, PromptArgs, SamplingArgs};
+use super::{ComputeArgs, LayoutArgs, MemoryArgs, PromptArgs, SamplingArgs};
 use crate::cli::Global;
 use crate::failure::notice;
 use crate::model::ModelArg;
@@ -33,7 +33,7 @@ pub struct AnswerArgs {
     #[command(flatten)]
     pub compute: ComputeArgs,
     #[command(flatten)]
-    pub pager: PagerArgs,
+    pub memory: MemoryArgs,
 }
 
 impl AnswerArgs {
@@ -47,7 +47,7 @@ impl AnswerArgs {
     ) -> smolmaxxing::Result<Model> {
         load_model(path, cancel, |model| {
             let model = with(model.layouts(self.layouts.options(global)));
-            self.pager.apply(model).planned_context(self.compute.planned())
+            self.memory.apply(model).planned_context(self.compute.planned())
         })
     }
 

@@ -36,10 +36,13 @@ pub fn load_model(
 
 /// Why packed weights that were to be kept are not: the next load will take as long as this one.
 fn not_kept(cache: &PackCacheStatistics) -> impl Iterator<Item = String> {
-    [Some(cache), cache.experts.as_deref()].into_iter().flatten().filter_map(|cache| {
-        let reason = cache.note.as_deref()?.strip_prefix("not kept: ")?;
-        Some(format!("packed weights are not kept in {}: {reason}", cache.file))
-    })
+    [Some(cache), cache.experts.as_deref(), cache.streamed.as_deref()]
+        .into_iter()
+        .flatten()
+        .filter_map(|cache| {
+            let reason = cache.note.as_deref()?.strip_prefix("not kept: ")?;
+            Some(format!("packed weights are not kept in {}: {reason}", cache.file))
+        })
 }
 
 /// Loads a model of which only the vocabulary is used.

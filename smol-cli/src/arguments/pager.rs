@@ -1,25 +1,16 @@
-//! Memory: how much there is, and the weights that are read when they are needed.
+//! Experts that are read when they are needed.
 
-use super::pack_cache::PackCacheArgs;
 use super::sampling::number;
-use super::stream::StreamArgs;
-use crate::failure::Failure;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use smolmaxxing::{
-    ByteSize, Error, ErrorKind, ExpertPager, ModelBuilder, PagerStatistics, Policy, PoolBudget,
-    Prefetch, Scope,
+    ExpertPager, ModelBuilder, PagerStatistics, Policy, PoolBudget, Prefetch, Scope,
 };
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Settings of memory, of the expert pager and of the weight stream.
+/// Settings of the expert pager.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "Memory")]
 pub struct PagerArgs {
-    /// RAM for everything together, as 900MiB or 1.5GB; experts (of a mixture) or matrices (of other
-    /// models) that do not fit are read from the file when they are needed
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    ram: Option<ByteSize>,
     /// Experts of each layer that are kept in memory [default: as many as fit]
     #[arg(long, value_name = "N", allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(1..))]
@@ -53,17 +44,9 @@ pub struct PagerArgs {
     /// Read the experts that a trace (`smol trace record`) uses most when the model is loaded
     #[arg(long, value_name = "FILE")]
     warm: Option<PathBuf>,
-    /// Threads that read weights which do not fit into memory [default: up to 4]
-    #[arg(long, value_name = "N", allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(1..=64))]
-    readers: Option<u32>,
     /// Read each expert twice and compare; a difference ends the run with an error
     #[arg(long)]
     pager_verify: bool,
-    #[command(flatten)]
-    stream: StreamArgs,
-    #[command(flatten)]
-    cache: PackCacheArgs,
 }
 
 /// Takes one of these names, which help texts and completions list.
@@ -76,31 +59,19 @@ where
 }
 
 impl PagerArgs {
-    /// Sets up loading of a model.
-    pub fn apply(&self, mut model: ModelBuilder) -> ModelBuilder {
-        if let Some(ByteSize(ram)) = self.ram {
-            model = model.ram(ram);
-        }
+    /// Sets up loading of a model, whose experts so many threads read.
+    pub fn apply(&self, mut model: ModelBuilder, readers: Option<u32>) -> ModelBuilder {
         if let Some(experts) = self.experts {
             model = model.experts_used(experts);
         }
-        if let Some(readers) = self.readers {
-            model = model.readers(readers as usize);
-        }
-        if let Some(stream) = self.stream.stream(self.readers) {
-            model = model.weight_stream(stream);
-        }
-        if let Some(cache) = self.cache.cache() {
-            model = model.pack_cache(cache);
-        }
-        match self.pager() {
+        match self.pager(readers) {
             Some(pager) => model.expert_pager(pager),
             None => model,
         }
     }
 
     /// The pager, if anything about it was said. With nothing but --ram the library decides whether one is needed.
-    fn pager(&self) -> Option<ExpertPager> {
+    fn pager(&self, readers: Option<u32>) -> Option<ExpertPager> {
         let mut pager = ExpertPager::default();
         let default = pager.clone();
         if let Some(slots) = self.expert_pool {
@@ -112,7 +83,7 @@ impl PagerArgs {
         pager.keep_top = self.expert_keep_top.map_or(default.keep_top, |top| top as usize);
         pager.prefetch = self.prefetch.unwrap_or(default.prefetch);
         pager.warm.clone_from(&self.warm);
-        pager.readers = self.readers.map(|readers| readers as usize);
+        pager.readers = readers.map(|readers| readers as usize);
         pager.verify = self.pager_verify;
         let said = self.expert_pool.is_some()
             || self.expert_policy.is_some()
@@ -122,16 +93,6 @@ impl PagerArgs {
             || self.warm.is_some()
             || self.pager_verify;
         said.then_some(pager)
-    }
-
-    /// RAM for everything together, if it is limited.
-    pub fn ram(&self) -> Option<u64> {
-        self.ram.map(|ram| ram.0)
-    }
-
-    /// Whether memory is limited.
-    pub fn has_ram(&self) -> bool {
-        self.ram.is_some()
     }
 
     /// Whether which experts are used depends on what is in memory.
@@ -153,28 +114,6 @@ impl PagerArgs {
     pub fn lossless(&self) -> Self {
         let bias = self.expert_bias.map(|_| 0.0);
         Self { expert_bias: bias, experts: None, ..self.clone() }
-    }
-
-    /// Says what to do about a model that does not fit into --ram.
-    pub fn explain(&self, error: Error) -> anyhow::Error {
-        let (Some(ram), &ErrorKind::OutOfMemory { needed, available }) = (self.ram, error.kind())
-        else {
-            return error.into();
-        };
-        // Other limits are not raised by more --ram.
-        if available != Some(ram.0) {
-            return error.into();
-        }
-        // Rounded up, and the program is not always of the same size.
-        let enough = needed.map(|needed| (needed >> 20) + 2).filter(|mib| *mib > ram.0 >> 20);
-        let less = "a smaller context (-c) and --kv-type q8_0 take less";
-        let advice = match enough {
-            Some(mib) => format!("--ram {mib}MiB would do; {less}"),
-            None => less.to_owned(),
-        };
-        let failure =
-            Failure::new(format!("the model does not fit into --ram {ram}")).advice(advice);
-        anyhow::Error::new(error).context(failure)
     }
 }
 

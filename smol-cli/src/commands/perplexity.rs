@@ -1,7 +1,7 @@
 //! `smol perplexity`: how well a model predicts a text.
 
 use crate::arguments::{
-    EngineStatistics, LayoutArgs, LayoutReport, PagerArgs, clamped_threads, load_model, read_text,
+    EngineStatistics, LayoutArgs, LayoutReport, MemoryArgs, clamped_threads, load_model, read_text,
 };
 use crate::cli::Global;
 use crate::failure::{Failure, notice};
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    pager: PagerArgs,
+    memory: MemoryArgs,
 }
 
 #[derive(Serialize)]
@@ -106,14 +106,14 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let _running = Running::start(global, "perplexity", &path, args.pager.ram());
-    let lossy = args.pager.lossy();
+    let _running = Running::start(global, "perplexity", &path, args.memory.ram());
+    let lossy = args.memory.pager.lossy();
     if !lossy.is_empty() && io::stderr().is_terminal() {
         notice(format_args!("two passes over the text: with {lossy}, and without"));
     }
-    let measure = |pager: &PagerArgs| measure(args, global, pager, &path, &text, &cancel);
-    let pass = measure(&args.pager)?;
-    let baseline = (!lossy.is_empty()).then(|| measure(&args.pager.lossless())).transpose()?;
+    let measure = |memory: &MemoryArgs| measure(args, global, memory, &path, &text, &cancel);
+    let pass = measure(&args.memory)?;
+    let baseline = (!lossy.is_empty()).then(|| measure(&args.memory.lossless())).transpose()?;
     print(args, pass, baseline)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -122,7 +122,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
 fn measure(
     args: &Args,
     global: &Global,
-    pager: &PagerArgs,
+    memory: &MemoryArgs,
     path: &Path,
     text: &str,
     cancel: &CancelToken,
@@ -133,17 +133,17 @@ fn measure(
         max_chunks: args.chunks.map(|chunks| chunks as usize),
         threads: Some(threads as usize),
         // Both passes alike: what differs between them is the options' cost and nothing else.
-        one_by_one: args.pager.is_biased(),
+        one_by_one: args.memory.pager.is_biased(),
         // Several chunks at once are faster, but each needs memory for its logits.
-        chunks_at_once: args.pager.has_ram().then_some(1),
+        chunks_at_once: args.memory.has_ram().then_some(1),
     };
     let model = load_model(path, cancel, |model| {
-        let model = pager.apply(model.layouts(args.layouts.options(global)));
+        let model = memory.apply(model.layouts(args.layouts.options(global)));
         model.planned_context(options.planned())
     });
-    let model = model.map_err(|error| pager.explain(error))?;
+    let model = model.map_err(|error| memory.explain(error))?;
     let context = options.context(&model)?.threads(threads, threads).cancel(cancel);
-    let mut context = context.build().map_err(|error| pager.explain(error))?;
+    let mut context = context.build().map_err(|error| memory.explain(error))?;
     let bar = progress::steps("perplexity", 0);
     let result = perplexity(&mut context, text, &options, |progress| {
         bar.set_length(progress.chunks as u64);
@@ -166,7 +166,7 @@ fn print(args: &Args, pass: Pass, baseline: Option<Pass>) -> Result<()> {
     if !args.json {
         print_pass(&mut out, &pass, "")?;
         if let Some((baseline, ratio)) = baseline.as_ref().zip(ratio) {
-            let lossy = args.pager.lossy();
+            let lossy = args.memory.pager.lossy();
             print_pass(&mut out, baseline, &format!(", without {lossy}"))?;
             writeln!(out, "cost of {lossy}: perplexity times {ratio:.4}")?;
         }

@@ -1,6 +1,6 @@
 //! `smol plan`: how a model would run in an amount of memory, and how fast at best.
 
-use crate::arguments::{ComputeArgs, LayoutArgs, PagerArgs};
+use crate::arguments::{ComputeArgs, LayoutArgs, MemoryArgs};
 use crate::cli::Global;
 use crate::model::ModelArg;
 use crate::report::print;
@@ -24,7 +24,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    pager: PagerArgs,
+    memory: MemoryArgs,
     #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
@@ -48,8 +48,8 @@ struct Report {
 pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let model = Model::builder(&path).layouts(args.layouts.options(global));
-    let model = args.pager.apply(model).planned_context(args.compute.planned());
-    let plan = model.plan().map_err(|error| args.pager.explain(error))?;
+    let model = args.memory.apply(model).planned_context(args.compute.planned());
+    let plan = model.plan().map_err(|error| args.memory.explain(error))?;
     let mut speeds = SpeedFile::open(global);
     let flash = (plan.flash_mb_per_token > 0.0).then(|| speeds.disk(&path).ok()).flatten();
     let memory = speeds.ram();

@@ -61,7 +61,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.answer.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let _running = Running::start(global, "run", &path, args.answer.pager.ram());
+    let _running = Running::start(global, "run", &path, args.answer.memory.ram());
 
     let start = Instant::now();
     let mut layouts = None;
@@ -86,7 +86,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
             layouts,
             engines: EngineStatistics::default(),
         },
-        Err(error) => return Err(args.answer.pager.explain(error)),
+        Err(error) => return Err(args.answer.memory.explain(error)),
     };
     finish(args, outcome)
 }

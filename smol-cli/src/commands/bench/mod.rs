@@ -3,7 +3,7 @@
 mod clock;
 mod report;
 
-use crate::arguments::{EngineStatistics, LayoutArgs, PagerArgs, clamped_threads, load_model};
+use crate::arguments::{EngineStatistics, LayoutArgs, MemoryArgs, clamped_threads, load_model};
 use crate::cli::Global;
 use crate::failure::notice;
 use crate::interrupt;
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    pager: PagerArgs,
+    memory: MemoryArgs,
 }
 
 /// Most tokens that are evaluated at once.
@@ -83,14 +83,14 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let _running = Running::start(global, "bench", &path, args.pager.ram());
+    let _running = Running::start(global, "bench", &path, args.memory.ram());
     let start = Instant::now();
     let n_ctx = tests.iter().map(|test| test.tokens()).max();
     let planned = PlannedContext { n_ctx, ..PlannedContext::default() };
     let model = load_model(&path, &cancel, |model| {
-        args.pager.apply(model.layouts(args.layouts.options(global))).planned_context(planned)
+        args.memory.apply(model.layouts(args.layouts.options(global))).planned_context(planned)
     });
-    let model = model.map_err(|error| args.pager.explain(error))?;
+    let model = model.map_err(|error| args.memory.explain(error))?;
     let load = start.elapsed();
 
     let repetitions = u64::from(args.repetitions);

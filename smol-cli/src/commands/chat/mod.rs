@@ -4,7 +4,8 @@ mod input;
 mod transcript;
 
 use crate::arguments::{
-    ComputeArgs, EngineStatistics, LayoutArgs, PagerArgs, SamplingArgs, bits_per_weight, load_model,
+    ComputeArgs, EngineStatistics, LayoutArgs, MemoryArgs, SamplingArgs, bits_per_weight,
+    load_model,
 };
 use crate::cli::Global;
 use crate::commands::run::{stream, summary};
@@ -46,7 +47,7 @@ pub struct Args {
     #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
-    pager: PagerArgs,
+    memory: MemoryArgs,
 }
 
 const HELP: &str = "\
@@ -65,14 +66,15 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     let path = args.model.path(global)?;
     let cancel = CancelToken::new();
     let idle = interrupt::cancel_on_ctrl_c(&cancel)?;
-    let _running = Running::start(global, "chat", &path, args.pager.ram());
+    let _running = Running::start(global, "chat", &path, args.memory.ram());
     let model = load_model(&path, &cancel, |model| {
         let model = model.layouts(args.layouts.options(global));
-        args.pager.apply(model).planned_context(args.compute.planned())
+        args.memory.apply(model).planned_context(args.compute.planned())
     });
-    let model = model.map_err(|error| args.pager.explain(error))?;
+    let model = model.map_err(|error| args.memory.explain(error))?;
     let sampler = args.sampling.builder(bits_per_weight(&model)).build(&model)?;
-    let context = args.compute.build(&model, &cancel).map_err(|error| args.pager.explain(error))?;
+    let context =
+        args.compute.build(&model, &cancel).map_err(|error| args.memory.explain(error))?;
     let mut session = Session::new(context, sampler)?;
     if let Some(warning) = session.chat_template().warning() {
         notice(warning);

@@ -73,7 +73,7 @@ pub fn run(args: &Args, global: &Global) -> Result<ExitCode> {
     check_output(&args.output, args.text.as_deref().into_iter().chain([&*path]))?;
     let cancel = CancelToken::new();
     interrupt::cancel_on_ctrl_c(&cancel)?;
-    let explain = |error| args.answer.pager.explain(error);
+    let explain = |error| args.answer.memory.explain(error);
     let model =
         args.answer.load(&path, global, &cancel, |model| model.record_experts(&args.output));
     let model = model.map_err(explain)?;
