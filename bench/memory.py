@@ -2,6 +2,7 @@
 import json
 import os
 import statistics
+import tempfile
 import subprocess
 import time
 
@@ -60,7 +61,7 @@ def part_stream(state):
         def measure():
             got, row = streamed(state, state["flash"], disk=True)
             if kilobytes in state.get("stock", {}):
-                row[0] += f", {got / state['stock'][kilobytes]:.1f} times stock"
+                row[0] += f", {got / state['stock'][kilobytes]:.2f} times stock"
             row[0] += f", read-ahead {kilobytes} KB"
             return row
         attempt(rows, f"stream, read-ahead {kilobytes}", measure)
@@ -71,7 +72,7 @@ def part_open(state):
     """The disk as fast as it is: its direct reads are the bound, or computing."""
     rows = []
     for _ in range(options.rounds):
-        speed = parallel_flash()
+        speed = open_flash()
 
         def measure(speed=speed):
             row = streamed(state, speed)[1]
@@ -85,24 +86,12 @@ def part_open(state):
     table("Disk not throttled: its speed with four direct reads at once", COLUMNS, rows)
 
 
-def parallel_flash(readers=4, blocks=100):
-    """MB/s of as many direct reads at once as a stream has, each of its own part of the file."""
-    one = "dd if=\"$0\" of=/dev/null bs=1M iflag=direct status=none"
-    script = " ".join(f"{one} count={blocks} skip={reader * blocks} &" for reader in range(readers))
-    _, _, read, seconds = run(["sh", "-c", f"{script} wait", options.model])
-    return read / seconds
-
-
-def first_output(command):
-    """Starts a program: (seconds until the first byte of its output, seconds until its end)."""
-    start = time.monotonic()
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
-        first = program.stdout.read(1)
-        seconds = time.monotonic() - start
-        program.stdout.read()
-    if program.returncode or not first:
-        raise Died(f"{os.path.basename(command[0])} ended with {program.returncode}")
-    return seconds, time.monotonic() - start
+def open_flash():
+    """MB/s of four direct reads at once, into as much memory as a stream has: what `smol plan` measures."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        out = run([options.smol, "--cache", folder, "plan", "-m", options.model, "--ram", f"{ram()}MiB", "-c", options.context,
+                   "--json"])[0]
+    return json.loads(out)["flash"]["parallel_mb_s"]
 
 
 def part_cache(_state):

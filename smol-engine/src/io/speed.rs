@@ -13,6 +13,9 @@ const MIB: usize = 1 << 20;
 const SEQUENTIAL_LEN: usize = 8 * MIB;
 /// Length of a random read: about that of an expert's weights.
 const RANDOM_LEN: usize = MIB;
+/// Memory that a thread reads into, one read behind the other: all together have what a stream has.
+/// Bytes for which a CPU's cache has room come faster.
+const REGION_LEN: usize = 8 * MIB;
 /// Most random reads of one measurement.
 const RANDOM_READS: usize = 64;
 /// Size of the file that is written to measure a folder's disk.
@@ -106,18 +109,19 @@ fn measure(file: &DirectFile, budget: Duration) -> Result<ReadSpeed> {
 fn parallel(file: &DirectFile, budget: Duration) -> Result<(u64, f64)> {
     let no_memory = |e| Error::access(file.path(), "take memory to read it", e);
     let piece = MIB.next_multiple_of(file.alignment());
-    let regions =
-        arena::allocate(&[piece; DEFAULT_READERS], file.alignment()).map_err(no_memory)?;
+    let lens = [REGION_LEN.next_multiple_of(piece); DEFAULT_READERS];
+    let regions = arena::allocate(&lens, file.alignment()).map_err(no_memory)?;
     let next = AtomicU64::new(0);
     let start = Instant::now();
-    let read = |mut buf: arena::Region| {
-        let mut bytes = 0;
+    let read = |mut region: arena::Region| {
+        let (mut bytes, mut place) = (0, 0);
         loop {
             let offset = next.fetch_add(piece as u64, Ordering::Relaxed);
             if offset >= file.len() || (offset > 0 && start.elapsed() >= budget) {
                 return Ok(bytes);
             }
-            bytes += file.read_aligned_at(&mut buf, offset)? as u64;
+            bytes += file.read_aligned_at(&mut region[place..place + piece], offset)? as u64;
+            place = (place + piece) % region.len();
         }
     };
     let bytes: u64 = at_once(regions, read).into_iter().sum::<Result<u64>>()?;
