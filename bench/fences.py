@@ -165,11 +165,15 @@ def set_read_ahead(kilobytes):
     return bool(options.read_ahead)
 
 
+def shown(cell):
+    """Text as it is, numbers with three digits or so."""
+    return cell if isinstance(cell, str) else f"{cell:.{3 if cell < 1 else 2 if cell < 10 else 1}f}"
+
+
 def table(title, columns, rows):
     print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
     for row in rows:
-        print("| " + " | ".join(cell if isinstance(cell, str) else f"{cell:.{2 if cell < 10 else 1}f}" for cell in row) + " |",
-              flush=True)
+        print("| " + " | ".join(map(shown, row)) + " |", flush=True)
 
 
 def attempt(rows, name, measure):

@@ -80,6 +80,7 @@ pub(crate) fn page_for_upstream(
         planned: PlannedContext::default(),
         pager: Some(&pager),
         stream: None,
+        readers: None,
         may_stream: false,
         cached: false,
     };

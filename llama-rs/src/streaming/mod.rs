@@ -73,6 +73,7 @@ pub(crate) fn stream_for_upstream(
         planned: PlannedContext::default(),
         pager: None,
         stream: Some(&stream),
+        readers: None,
         may_stream: false,
         cached: false,
     };
