@@ -16,7 +16,7 @@ use crate::graph_report::GraphCounter;
 use crate::layouts::LayoutOptions;
 use crate::observe::{self, ObserverGuard};
 use crate::options::{EngineOptions, LevelChoice, ReportTarget};
-use crate::pack_cache::PackCache;
+use crate::pack_cache::{PackCache, PackCacheStatistics};
 use crate::weight_stream::WeightStream;
 
 /// The layouts of models whose builder does not say.
@@ -56,6 +56,7 @@ pub struct Engines {
     /// Those of the model that upstream's code loads.
     pager: Option<Arc<Pager>>,
     stream: Option<Arc<Stream>>,
+    cache: Option<PackCacheStatistics>,
 }
 
 /// A report that is being gathered.
@@ -97,7 +98,7 @@ impl Engines {
             }
             None => None,
         };
-        Ok(Self { report, pager: None, stream: None })
+        Ok(Self { report, pager: None, stream: None, cache: None })
     }
 
     /// Adds a pager to the report.
@@ -110,6 +111,12 @@ impl Engines {
     #[cfg(feature = "tools")]
     pub(crate) fn set_stream(&mut self, stream: Option<Arc<Stream>>) {
         self.stream = stream;
+    }
+
+    /// Adds a cache of packed weights to the report.
+    #[cfg(feature = "tools")]
+    pub(crate) fn set_cache(&mut self, cache: Option<PackCacheStatistics>) {
+        self.cache = cache;
     }
 
     /// Takes the engines out and writes the report.
@@ -134,6 +141,9 @@ impl Engines {
         }
         if let Some(stream) = &self.stream {
             json["stream"] = serde_json::json!(stream.statistics());
+        }
+        if let Some(cache) = &self.cache {
+            json["cache"] = serde_json::json!(cache);
         }
         json
     }

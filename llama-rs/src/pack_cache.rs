@@ -15,7 +15,11 @@ use crate::ffi::model::RawModel;
 use crate::ffi::pack_cache::{self as raw, Placed};
 use crate::files::{FileState, ModelFiles};
 use crate::layouts::LayoutOptions;
+#[cfg(feature = "tools")]
+use crate::options::EngineOptions;
 use crate::plain_weights::PlainWeights;
+#[cfg(feature = "tools")]
+use crate::plan::Weights;
 
 /// `[pack_cache]`: a folder that keeps packed weights, so that the next load maps them and neither reads nor packs.
 ///
@@ -155,6 +159,20 @@ impl ModelCache {
         Self { folder, path, key, verify: cache.verify }
     }
 
+    /// The same for the model that upstream's code is about to load, if a cache was asked for and anything is packed.
+    #[cfg(feature = "tools")]
+    pub(crate) fn for_upstream(
+        kind: Kind,
+        files: &ModelFiles,
+        options: &EngineOptions,
+        repack: bool,
+    ) -> Result<Option<Self>> {
+        let cache = options.pack_cache.as_ref().filter(|_| repack || options.layouts.enabled);
+        let Some(cache) = cache else { return Ok(None) };
+        let fingerprint = files.fingerprint()?;
+        Ok(Some(Self::new(cache, kind, files, fingerprint, &options.layouts, repack)))
+    }
+
     /// Statistics in which nothing has happened yet.
     pub(crate) fn statistics(&self) -> PackCacheStatistics {
         PackCacheStatistics {
@@ -249,6 +267,29 @@ impl ModelCache {
             }
         }
     }
+}
+
+/// The packed matrices of the model at `path`, which upstream's code is about to load whole; written now as far as they are
+/// not there. `None`: nothing of it is packed, or no cache was asked for.
+#[cfg(feature = "tools")]
+pub(crate) fn packed_for_upstream(
+    path: &Path,
+    options: &EngineOptions,
+    repack: bool,
+) -> Result<Option<(Option<PackedFile>, PackCacheStatistics)>> {
+    let files = ModelFiles::open(path)?;
+    let cache = ModelCache::for_upstream(Kind::Weights, &files, options, repack)?;
+    let Some(cache) = cache else { return Ok(None) };
+    let weights = Weights::find(files.shards(), files.metadata());
+    let names: Vec<_> = weights.matrices.iter().map(|matrix| &*matrix.name).collect();
+    let mut statistics = cache.statistics();
+    let found =
+        crate::streaming::complete(&files, &names, repack, &cache, |_| true, &mut statistics, None);
+    let file = found.map(|(file, weights)| {
+        statistics.mapped_mb = megabytes(weights.iter().map(|weight| weight.bytes).sum());
+        file
+    });
+    Ok(Some((file, statistics)))
 }
 
 /// The weights of a model that are mapped. Outlives the model.

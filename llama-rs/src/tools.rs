@@ -4,11 +4,14 @@ use std::ffi::CString;
 use std::path::PathBuf;
 
 pub use ggml_sys::tools::Tool;
+use smol_engine::pack_cache::PackedFile;
 
 use crate::engines::Engines;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::pack_cache::during_load;
 use crate::ffi::{exit, log};
 use crate::options::EngineOptions;
+use crate::pack_cache::packed_for_upstream;
 use crate::{paging, streaming};
 
 /// Runs a tool with the arguments of a program, the first being its name, and returns its exit code.
@@ -25,12 +28,17 @@ use crate::{paging, streaming};
 pub fn run(tool: Tool, args: &[CString], options: Option<&EngineOptions>) -> Result<i32> {
     ggml_sys::cpu::check().map_err(|e| Error::new(ErrorKind::Cpu, e.to_string()))?;
     let mut args = args.to_vec();
+    let mut packed = None;
     if let Some(options) = options {
         check_options(options)?;
         let mut engines = options.install()?;
-        let tables = [("pager", options.pager.is_some()), ("stream", options.stream.is_some())];
+        let tables = [
+            ("pager", options.pager.is_some()),
+            ("stream", options.stream.is_some()),
+            ("pack_cache", options.pack_cache.is_some()),
+        ];
         for (table, wanted) in tables {
-            if wanted && read_on_demand(tool, &mut args, options, table, &mut engines)? {
+            if wanted && set_up(tool, &mut args, options, table, (&mut engines, &mut packed))? {
                 break;
             }
         }
@@ -38,42 +46,61 @@ pub fn run(tool: Tool, args: &[CString], options: Option<&EngineOptions>) -> Res
         log::uninstall();
         exit::hold(engines)?;
     }
-    let code = ggml_sys::tools::run(tool, &args)
-        .map_err(|e| Error::new(ErrorKind::Internal, e.to_string()));
+    let run = || {
+        ggml_sys::tools::run(tool, &args)
+            .map_err(|e| Error::new(ErrorKind::Internal, e.to_string()))
+    };
+    let code = match packed {
+        // The model may live until the process ends, when the tool calls `exit`.
+        Some(file) => {
+            let file: &'static PackedFile = Box::leak(Box::new(file));
+            during_load(Some((file, None)), run).map(|(code, _)| code)
+        }
+        None => run(),
+    };
     let finished = exit::release().map_or(Ok(()), |engines| engines.finish());
     let code = code?;
     finished?;
     Ok(code)
 }
 
-/// Sets up the pager or the stream of the model that the tool will load, whichever `table` of the options is about; whether
-/// the model can have it. The tool is told not to map the file, which would read all of it.
-fn read_on_demand(
+/// Sets up the pager or the stream of the model that the tool will load, or the cache of one that lies in memory, whichever
+/// `table` of the options is about; whether the model can have it. Of what is read on demand the tool is told not to map the
+/// file, which would read all of it.
+fn set_up(
     tool: Tool,
     args: &mut Vec<CString>,
     options: &EngineOptions,
     table: &str,
-    engines: &mut Engines,
+    (engines, packed): (&mut Engines, &mut Option<PackedFile>),
 ) -> Result<bool> {
     let refused = |message: String| Error::new(ErrorKind::Config, format!("{table}: {message}"));
     if tool.name() == Tool::QUANTIZE.name() {
         return Err(refused(format!("{tool} computes nothing with weights")));
     }
     let path = model_path(args).map_err(refused)?;
+    let repack = !args.iter().any(|arg| matches!(arg.as_bytes(), b"-nr" | b"--no-repack"));
+    if table == "pack_cache" {
+        let (file, statistics) = packed_for_upstream(&path, options, repack)?.unzip();
+        engines.set_cache(statistics);
+        *packed = file.flatten();
+        return Ok(packed.is_some());
+    }
     let own = |arg: &CString| LOAD_MODES.iter().any(|mode| arg.as_bytes() == mode.as_bytes());
     if let Some(arg) = args.iter().find(|arg| own(arg)) {
         let arg = arg.to_string_lossy();
         return Err(refused(format!("weights are not mapped; leave {arg} out")));
     }
-    let found = if table == "pager" {
-        let pager = paging::page_for_upstream(&path, options)?;
+    let (found, cached) = if table == "pager" {
+        let (pager, cached) = paging::page_for_upstream(&path, options, repack)?.unzip();
         engines.set_pager(pager.clone());
-        pager.is_some()
+        (pager.is_some(), cached)
     } else {
-        let stream = streaming::stream_for_upstream(&path, options)?;
+        let (stream, cached) = streaming::stream_for_upstream(&path, options, repack)?.unzip();
         engines.set_stream(stream.clone());
-        stream.is_some()
+        (stream.is_some(), cached)
     };
+    engines.set_cache(cached.flatten());
     if found {
         args.splice(1..1, [c"--load-mode".to_owned(), c"none".to_owned()]);
     }

@@ -100,6 +100,10 @@ FILE is TOML; every key may be left out, unknown ones are errors:
   io = \"auto\"           # or buffered: through the page cache
   verify = false        # read twice and compare
 
+  [pack_cache]          # keep packed weights for the next load
+  dir = \"FOLDER\"        # where
+  verify = false        # compare all bytes with their hashes first
+
   [observe]
   report = \"FILE\"       # JSON report on the computed graphs; \"-\" is standard error
   ops = [\"MUL_MAT\"]     # operations whose nodes are counted; default: all

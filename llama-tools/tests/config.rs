@@ -3,6 +3,7 @@
 mod common;
 
 use common::{COMPLETE, Fixture, LAYERS};
+use smol_gguf::TensorType;
 use testkit::tiny::{self, Arch, TinyOptions};
 
 /// Graphs of a completion without warm-up: the prompt, then one for each token but the last.
@@ -158,6 +159,36 @@ fn a_streamed_model_says_the_same() {
     let args = ["-m", "tiny.gguf", "--mmap", "--smol-config", "c.toml"];
     let (_, stderr) = fixture.run("llama-completion", &args, 2);
     assert!(stderr.contains("stream: weights are not mapped; leave --mmap out"), "{stderr}");
+}
+
+#[test]
+fn a_model_whose_packed_weights_are_kept_says_the_same() {
+    let fixture = Fixture::new();
+    let weights = TensorType::Q4_0;
+    let options = TinyOptions { weights, byte_level: true, ..TinyOptions::default() };
+    tiny::write(&fixture.path("tiny.gguf"), Arch::Llama, &options).unwrap();
+    let plain = fixture.complete(&[]);
+    let cache = "[pack_cache]\ndir = \"packed\"\n[observe]\nreport = \"r.json\"";
+    for (table, streamed) in [("", false), ("[stream]\n", true)] {
+        fixture.write("c.toml", &format!("{table}{cache}"));
+        for warm in [streamed, true] {
+            assert_eq!(fixture.complete(&["--smol-config", "c.toml"]), plain);
+            let report = fixture.report("r.json");
+            let cache = &report["cache"];
+            let [used, other] = if warm { ["hits", "misses"] } else { ["misses", "hits"] };
+            assert!(cache[used].as_u64().unwrap() > 0 && cache[other] == 0, "{cache}");
+            assert_eq!(cache["written_mb"].as_f64().unwrap() > 0.0, !warm, "{cache}");
+            assert_eq!(report["stream"].is_object(), streamed);
+        }
+    }
+    // What can't be kept is packed as ever.
+    fixture.write("c.toml", &cache.replace("packed", "tiny.gguf"));
+    assert_eq!(fixture.complete(&["--smol-config", "c.toml"]), plain);
+    let note = &fixture.report("r.json")["cache"]["note"];
+    assert!(note.as_str().unwrap().starts_with("not kept: "), "{note}");
+    let args = ["tiny.gguf", "q.gguf", "Q8_0", "--smol-config", "c.toml"];
+    let (_, stderr) = fixture.run("llama-quantize", &args, 2);
+    assert!(stderr.contains("pack_cache: llama-quantize computes nothing"), "{stderr}");
 }
 
 #[test]

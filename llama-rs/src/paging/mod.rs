@@ -24,6 +24,8 @@ use crate::files::ModelFiles;
 #[cfg(feature = "tools")]
 use crate::guard::Guard;
 #[cfg(feature = "tools")]
+use crate::pack_cache::{Kind, ModelCache, PackCacheStatistics};
+#[cfg(feature = "tools")]
 use crate::placement::{Placement, Wishes, decide};
 #[cfg(feature = "tools")]
 use crate::plan::PlannedContext;
@@ -69,12 +71,15 @@ impl PagedModel {
 pub(crate) fn page_for_upstream(
     path: &Path,
     options: &crate::EngineOptions,
-) -> Result<Option<Arc<Pager>>> {
+    repack: bool,
+) -> Result<Option<(Arc<Pager>, Option<PackCacheStatistics>)>> {
     let files = ModelFiles::open(path)?;
     let metadata = files.metadata().clone();
     let Some(routed) = RoutedExperts::find(files.shards(), &metadata)? else { return Ok(None) };
     let pager = options.pager.clone().unwrap_or_default();
-    let paging = Paging::new(&files, &metadata, &routed, pager.io)?;
+    let mut paging = Paging::new(&files, &metadata, &routed, pager.io)?;
+    let cache = ModelCache::for_upstream(Kind::Experts, &files, options, repack)?;
+    let cached = cache.and_then(|cache| paging.use_cache(&cache, pager.io, None));
     let wishes = Wishes {
         ram: None,
         planned: PlannedContext::default(),
@@ -86,7 +91,7 @@ pub(crate) fn page_for_upstream(
     };
     let decision = decide(&files, &metadata, Some(&routed), wishes)?;
     let Placement::Paged(budget) = decision.placement else { return Ok(None) };
-    paging.start(&pager, budget, None)?.keep().map(Some)
+    Ok(Some((paging.start(&pager, budget, None)?.keep()?, cached)))
 }
 
 impl<'a> Paging<'a> {

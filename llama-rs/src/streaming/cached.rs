@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
 use smol_engine::io::IoChoice;
-use smol_engine::pack_cache::Weight;
+use smol_engine::pack_cache::{PackedFile, Weight};
 use smol_engine::stream::{PackedPlace, StreamTensor};
 
 use super::{Form, Streaming};
@@ -42,21 +42,10 @@ impl Streaming {
         if streamed.is_empty() {
             return None;
         }
-        let (mut packed, mut wanted) = (Vec::new(), Vec::new());
-        for (number, shard) in files.shards().iter().enumerate() {
-            for info in shard.tensors().iter().filter(|info| matrices.contains(&info.name())) {
-                let Some(form) = Form::of(info, self.repack) else { continue };
-                let Ok(offset) = shard.file_offset(info) else { continue };
-                packed.push(Packed { form, file: number, offset });
-                wanted.push(form.weight(info));
-            }
-        }
         let mut statistics = cache.statistics();
         let is_read = |weight: &Weight| streamed.contains(&weight.name);
-        let file = cache.complete(&wanted, is_read, &mut statistics, |number, out| {
-            packed[number].write(files, out, cancel)
-        });
-        let Some(file) = file else { return Some(statistics) };
+        let found = complete(files, matrices, self.repack, cache, is_read, &mut statistics, cancel);
+        let Some((file, weights)) = found else { return Some(statistics) };
         match file.open_direct(io) {
             Ok(opened) => self.opened.push(Arc::new(opened)),
             Err(error) => {
@@ -65,13 +54,39 @@ impl Streaming {
             }
         }
         for tensor in self.tensors.iter_mut().filter(|tensor| tensor.packer.is_some()) {
-            let weight = wanted.iter().find(|weight| weight.name == tensor.name);
+            let weight = weights.iter().find(|weight| weight.name == tensor.name);
             if let Some(offset) = weight.and_then(|weight| file.offset(weight)) {
                 tensor.packed = Some(PackedPlace { file: self.opened.len() - 1, offset });
             }
         }
         Some(statistics)
     }
+}
+
+/// Opens a cache once it has those of these matrices of a model that are packed, with `repack` also as llama.cpp does it;
+/// returns those too. See [`ModelCache::complete`].
+pub(crate) fn complete(
+    files: &ModelFiles,
+    matrices: &[&str],
+    repack: bool,
+    cache: &ModelCache,
+    is_read: impl Fn(&Weight) -> bool,
+    statistics: &mut PackCacheStatistics,
+    cancel: Option<&CancelToken>,
+) -> Option<(PackedFile, Vec<Weight>)> {
+    let (mut packed, mut wanted) = (Vec::new(), Vec::new());
+    for (number, shard) in files.shards().iter().enumerate() {
+        for info in shard.tensors().iter().filter(|info| matrices.contains(&info.name())) {
+            let Some(form) = Form::of(info, repack) else { continue };
+            let Ok(offset) = shard.file_offset(info) else { continue };
+            packed.push(Packed { form, file: number, offset });
+            wanted.push(form.weight(info));
+        }
+    }
+    let file = cache.complete(&wanted, is_read, statistics, |number, out| {
+        packed[number].write(files, out, cancel)
+    })?;
+    Some((file, wanted))
 }
 
 impl Packed {

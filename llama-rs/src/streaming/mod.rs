@@ -20,11 +20,15 @@ use crate::files::{ModelFiles, gguf_error};
 #[cfg(feature = "tools")]
 use crate::guard::Guard;
 #[cfg(feature = "tools")]
+use crate::pack_cache::{Kind, ModelCache, PackCacheStatistics};
+#[cfg(feature = "tools")]
 use crate::placement::{Placement, Wishes, decide};
 #[cfg(feature = "tools")]
 use crate::plan::PlannedContext;
 use crate::plan::Streamed;
 use crate::weight_stream::WeightStream;
+#[cfg(feature = "tools")]
+pub(crate) use cached::complete;
 use form::Form;
 
 /// Name of the table of embeddings, and of a head of its own.
@@ -61,13 +65,15 @@ impl StreamedModel {
 pub(crate) fn stream_for_upstream(
     path: &Path,
     options: &crate::EngineOptions,
-) -> Result<Option<Arc<Stream>>> {
+    repack: bool,
+) -> Result<Option<(Arc<Stream>, Option<PackCacheStatistics>)>> {
     let files = ModelFiles::open(path)?;
     let metadata = files.metadata().clone();
     let Some(stream) = options.stream.clone() else { return Ok(None) };
     if has_experts(&metadata) {
         return Ok(None);
     }
+    let cache = ModelCache::for_upstream(Kind::Weights, &files, options, repack)?;
     let wishes = Wishes {
         ram: None,
         planned: PlannedContext::default(),
@@ -75,12 +81,18 @@ pub(crate) fn stream_for_upstream(
         stream: Some(&stream),
         readers: None,
         may_stream: false,
-        cached: false,
+        cached: cache.is_some(),
     };
     let decision = decide(&files, &metadata, None, wishes)?;
     let Placement::Streamed(chosen) = decision.placement else { return Ok(None) };
-    let streaming = Streaming::new(&files, &chosen.names, false, &stream)?;
-    streaming.start(&chosen, &stream)?.keep().map(Some)
+    // As for a ModelBuilder: llama.cpp's own form is read from a cache only.
+    let repack = repack && cache.is_some();
+    let mut streaming = Streaming::new(&files, &chosen.names, repack, &stream)?;
+    let matrices = &decision.needs.weights.matrices;
+    let names: Vec<_> = matrices.iter().map(|matrix| &*matrix.name).collect();
+    let cached =
+        cache.and_then(|cache| streaming.use_cache(&files, &names, &cache, stream.io, None));
+    Ok(Some((streaming.start(&chosen, &stream)?.keep()?, cached)))
 }
 
 /// The tensors of a model that are to be streamed, in the form in which kernels will read them.
