@@ -27,8 +27,8 @@ use crate::model::{Inner, Model, files_lost};
 use crate::pack_cache::{CachedWeights, Kind, Mapped, ModelCache, PackCache, PackCacheStatistics};
 use crate::paging::{PagedModel, Paging};
 use crate::placement::{self, Decision, Placement, Wishes};
-use crate::plan::{self, Matrix, MemoryPlan, PlannedContext, Streamed};
-use crate::streaming::{StreamedModel, Streaming};
+use crate::plan::{self, MemoryPlan, PlannedContext};
+use crate::streaming::{self, StreamedModel};
 use crate::weight_stream::{self, WeightStream};
 
 /// How weights get into memory.
@@ -404,7 +404,9 @@ impl ModelBuilder {
         let streamed = match &placement {
             Placement::Streamed(chosen) => {
                 let matrices = &needs.weights.matrices;
-                Some(self.stream(&files, &stream, chosen, matrices, cache.as_ref())?)
+                let cache = (cache.as_ref(), self.repack);
+                let cancel = self.cancel.as_ref();
+                Some(streaming::set_up(&files, &stream, chosen, matrices, cache, cancel)?)
             }
             _ => None,
         };
@@ -514,25 +516,6 @@ impl ModelBuilder {
         let pager = pager.cloned().unwrap_or_else(|| ExpertPager::read_by(self.readers));
         let paged = paging.start(&pager, budget, record)?;
         Ok((paged, cached))
-    }
-
-    /// Sets up the streaming that was chosen, of some of these matrices.
-    fn stream(
-        &self,
-        files: &ModelFiles,
-        options: &WeightStream,
-        chosen: &Streamed,
-        matrices: &[Matrix],
-        cache: Option<&ModelCache>,
-    ) -> Result<(StreamedModel, Option<PackCacheStatistics>)> {
-        // llama.cpp's own form is read from a cache; packing it anew for each token would cost more than it brings.
-        let repack = self.repack && cache.is_some();
-        let mut streaming = Streaming::new(files, &chosen.names, repack, options)?;
-        let names: Vec<_> = matrices.iter().map(|matrix| &*matrix.name).collect();
-        let cached = cache.and_then(|cache| {
-            streaming.use_cache(files, &names, cache, options.io, self.cancel.as_ref())
-        });
-        Ok((streaming.start(chosen, options)?, cached))
     }
 
     /// The cache of packed weights, if one was asked for and weights may come from there.

@@ -12,6 +12,7 @@ use smol_engine::io::{DirectFile, ReadAt};
 use smol_engine::stream::{Stream, StreamTensor};
 use smol_gguf::{Gguf, TensorInfo};
 
+use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
 #[cfg(feature = "tools")]
 use crate::expert_pager::has_experts;
@@ -20,12 +21,13 @@ use crate::files::{ModelFiles, gguf_error};
 #[cfg(feature = "tools")]
 use crate::guard::Guard;
 #[cfg(feature = "tools")]
-use crate::pack_cache::{Kind, ModelCache, PackCacheStatistics};
+use crate::pack_cache::Kind;
+use crate::pack_cache::{ModelCache, PackCacheStatistics};
 #[cfg(feature = "tools")]
 use crate::placement::{Placement, Wishes, decide};
 #[cfg(feature = "tools")]
 use crate::plan::PlannedContext;
-use crate::plan::Streamed;
+use crate::plan::{Matrix, Streamed};
 use crate::weight_stream::WeightStream;
 #[cfg(feature = "tools")]
 pub(crate) use cached::complete;
@@ -60,6 +62,24 @@ impl StreamedModel {
     }
 }
 
+/// Sets up the streaming that was chosen, of some of these matrices, from a cache if there is one; whether llama.cpp's own
+/// form may be taken.
+pub(crate) fn set_up(
+    files: &ModelFiles,
+    options: &WeightStream,
+    chosen: &Streamed,
+    matrices: &[Matrix],
+    (cache, repack): (Option<&ModelCache>, bool),
+    cancel: Option<&CancelToken>,
+) -> Result<(StreamedModel, Option<PackCacheStatistics>)> {
+    // llama.cpp's own form is read from a cache; packing it anew for each token would cost more than it brings.
+    let mut streaming = Streaming::new(files, &chosen.names, repack && cache.is_some(), options)?;
+    let names: Vec<_> = matrices.iter().map(|matrix| &*matrix.name).collect();
+    let cached =
+        cache.and_then(|cache| streaming.use_cache(files, &names, cache, options.io, cancel));
+    Ok((streaming.start(chosen, options)?, cached))
+}
+
 /// Streams the model at `path` when upstream's code loads it, on this thread. `None`: it is a mixture, which is for the pager.
 #[cfg(feature = "tools")]
 pub(crate) fn stream_for_upstream(
@@ -85,14 +105,10 @@ pub(crate) fn stream_for_upstream(
     };
     let decision = decide(&files, &metadata, None, wishes)?;
     let Placement::Streamed(chosen) = decision.placement else { return Ok(None) };
-    // As for a ModelBuilder: llama.cpp's own form is read from a cache only.
-    let repack = repack && cache.is_some();
-    let mut streaming = Streaming::new(&files, &chosen.names, repack, &stream)?;
     let matrices = &decision.needs.weights.matrices;
-    let names: Vec<_> = matrices.iter().map(|matrix| &*matrix.name).collect();
-    let cached =
-        cache.and_then(|cache| streaming.use_cache(&files, &names, &cache, stream.io, None));
-    Ok(Some((streaming.start(&chosen, &stream)?.keep()?, cached)))
+    let cache = (cache.as_ref(), repack);
+    let (streamed, cached) = set_up(&files, &stream, &chosen, matrices, cache, None)?;
+    Ok(Some((streamed.keep()?, cached)))
 }
 
 /// The tensors of a model that are to be streamed, in the form in which kernels will read them.
