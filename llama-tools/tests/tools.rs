@@ -171,18 +171,32 @@ mod unix {
         let mut args = COMPLETE.to_vec();
         args[5] = "100000";
         let more = ["-c", "100000", "--no-context-shift"];
-        let mut child = fixture
-            .command("llama-completion", &[&args[..], &more].concat())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        // It answers: the handler is in place.
-        let mut text = [0; 32];
-        child.stdout.as_mut().unwrap().read_exact(&mut text).unwrap();
-        let interrupt = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-        assert!(interrupt.unwrap().success());
-        std::io::copy(child.stdout.as_mut().unwrap(), &mut std::io::sink()).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(130));
+        // Upstream's handler takes the lock of its log (common/log.cpp), and waits for ever if the signal comes while its own
+        // thread holds that.
+        for _ in 0..5 {
+            let mut child = fixture
+                .command("llama-completion", &[&args[..], &more].concat())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            // It answers: the handler is in place.
+            let mut stdout = child.stdout.take().unwrap();
+            stdout.read_exact(&mut [0; 32]).unwrap();
+            let interrupt = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+            assert!(interrupt.unwrap().success());
+            let rest = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
+            for _ in 0..200 {
+                if let Some(status) = child.try_wait().unwrap() {
+                    assert_eq!(status.code(), Some(130));
+                    return;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            rest.join().unwrap().unwrap();
+        }
+        panic!("it hangs whenever it is interrupted");
     }
 }
